@@ -1,0 +1,330 @@
+//! Every way a call can fail, each saying what to do now.
+
+use crate::types::{Lsn, Mark, OpId, OwnerId, Token};
+use std::sync::Arc;
+use std::time::Duration;
+use std::{fmt, io};
+
+/// The result of every call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a call was not done, and what to do now.
+///
+/// [`Error::is_retryable`] says whether the same call can succeed later without anything else
+/// changing hands; [`Error::outcome`] says whether it may have been applied.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Someone newer holds this fence. Stop: retrying cannot help. Acquire again if the work is
+    /// still yours to do.
+    #[error("token {token} is fenced: the mark of {fence} is {mark}; stop, or acquire again ({last_op})")]
+    Fenced {
+        /// What was presented.
+        token: Token,
+        /// What stands.
+        mark: Mark,
+        /// The fence, printable.
+        fence: String,
+        /// What is known of the last operation written under the presented token.
+        last_op: LastOp,
+    },
+    /// The token was never granted for this fence. Acquire a lease on this fence, or create the
+    /// keyspace with [`Tokens::External`](crate::Tokens::External) if tokens come from elsewhere.
+    #[error(
+        "token {token} was not granted for {fence} (its mark is {mark}): acquire a lease on this fence, \
+         or create the keyspace with `Tokens::External`"
+    )]
+    UnknownToken {
+        /// What was presented.
+        token: Token,
+        /// What stands (0: none yet).
+        mark: Mark,
+        /// The fence, printable.
+        fence: String,
+    },
+    /// An external token is further above the highest one of the keyspace than the keyspace's cap
+    /// allows. Check the source; if the jump is right, `raise` or `raise_all` cannot pass it either:
+    /// reopen the keyspace's source or write with a token within the cap first.
+    #[error("token {token} jumps more than {cap} above {highest}, the highest the keyspace has admitted; check its source")]
+    TokenJump {
+        /// What was presented.
+        token: Token,
+        /// The highest token the keyspace has admitted.
+        highest: Mark,
+        /// The most a token may exceed it.
+        cap: u64,
+    },
+    /// The token counter is at its maximum: no lease can be granted any more. Writes under
+    /// tokens that were granted go on; move to a new store.
+    #[error("the token counter is at its maximum: no more leases can be granted by this store")]
+    TokensExhausted,
+    /// The operation id is below the last one of this fence and token: this operation may or may not
+    /// have been applied earlier, and is not executed now. Number operations upwards.
+    #[error("operation {op} is older than {last}, the last one of this fence and token; it was not executed now")]
+    StaleOp {
+        /// What was presented.
+        op: OpId,
+        /// The last one committed.
+        last: OpId,
+    },
+    /// This operation was committed before, at `lsn`. Treat it as done.
+    #[error("this operation was already committed, at lsn {lsn}")]
+    Duplicate {
+        /// Where it was committed.
+        lsn: Lsn,
+    },
+    /// The keyspace came from a restored copy. Tell it the present value of its token source with
+    /// `raise_all`, then write.
+    #[error("keyspace {keyspace:?} was restored: call raise_all with the present value of its token source first")]
+    NeedsFloor {
+        /// The keyspace.
+        keyspace: String,
+    },
+    /// A condition of the batch does not hold. Read again, decide again.
+    #[error("condition on key {key} does not hold: found {found}")]
+    Conflict {
+        /// The key, printable.
+        key: String,
+        /// What stands there.
+        found: Found,
+    },
+    /// Someone holds the lease. Wait `remaining`, or for their release.
+    #[error("the lease on {fence} is held by {owner} for another {remaining:?}")]
+    Held {
+        /// The fence, printable.
+        fence: String,
+        /// Who holds it.
+        owner: OwnerId,
+        /// Time left unless renewed; `None` for a lease without an end.
+        remaining: Option<Duration>,
+    },
+    /// This grant is not the live one of its fence: it was released, broken, taken over, or never
+    /// made. Acquire again.
+    #[error("the lease with token {token} on {fence} is not held: acquire again")]
+    NotHeld {
+        /// The fence, printable.
+        fence: String,
+        /// The token of the grant that was asked for.
+        token: Token,
+    },
+    /// The lease ran out. Acquire again.
+    #[error("the lease with token {token} has expired: acquire again")]
+    Expired {
+        /// The token of the grant.
+        token: Token,
+    },
+    /// The wait was over first. Nothing was done.
+    #[error("timed out after {after:?}")]
+    Timeout {
+        /// The wait that was asked for.
+        after: Duration,
+    },
+    /// The arguments cannot be right. Fix the call.
+    #[error("invalid argument: {0}")]
+    InvalidArgument(String),
+    /// A key, value or batch above its limit. Split it.
+    #[error("{what} of {size} bytes is above the limit of {limit} bytes")]
+    TooLarge {
+        /// Which thing.
+        what: &'static str,
+        /// Its size in bytes.
+        size: usize,
+        /// The limit in bytes.
+        limit: usize,
+    },
+    /// The disk is full. Nothing was applied; free space and the next write succeeds.
+    #[error("no space left in {dir} for another segment of {bytes} bytes: free space, then write again")]
+    NoSpace {
+        /// The directory.
+        dir: String,
+        /// What was needed.
+        bytes: u64,
+    },
+    /// Another handle has the directory open. Close it, or use that one.
+    #[error("{dir} is open already, in this process or another: close that first")]
+    Locked {
+        /// The directory.
+        dir: String,
+    },
+    /// The store was opened read-only.
+    #[error("the store is open read-only")]
+    ReadOnly,
+    /// Bytes on disk are not what was written. Nothing was changed. Restore a checkpoint, or take the
+    /// directory to a copy and salvage it there.
+    #[error("corrupt: {file} at offset {offset}: {what}; the files were left as they are")]
+    Corrupt {
+        /// The file.
+        file: String,
+        /// The byte in it.
+        offset: u64,
+        /// What is wrong there.
+        what: String,
+    },
+    /// The directory was written by a newer format. Upgrade this crate.
+    #[error("{file} has format version {found}, this build reads up to {supported}: upgrade tidewall")]
+    UpgradeRequired {
+        /// The file.
+        file: String,
+        /// Its version.
+        found: u32,
+        /// The newest this build reads.
+        supported: u32,
+    },
+    /// The disk failed while the answer was being made durable: the call may or may not have been
+    /// applied. Reopen the store and look (an [`OpId`] makes the retry exact).
+    #[error("the outcome is unknown: {cause}; reopen the store and look")]
+    Indeterminate {
+        /// What the disk said.
+        cause: Cause,
+    },
+    /// A write or sync failed earlier; nothing is acknowledged any more. Reopen the store.
+    #[error("the store is poisoned by an earlier failure: {cause}; reopen it")]
+    Poisoned {
+        /// What the disk said.
+        cause: Cause,
+    },
+    /// More bytes are in flight than allowed. Wait for an earlier commit.
+    #[error("{in_flight} bytes are in flight, the limit is {limit}: wait for an earlier commit")]
+    Busy {
+        /// Bytes appended and not yet durable.
+        in_flight: u64,
+        /// The bound.
+        limit: u64,
+    },
+    /// The store was closed.
+    #[error("the store is closed")]
+    Closed,
+    /// The file system failed a call that is not part of a commit. Nothing was applied.
+    #[error("{context}: {source}")]
+    Io {
+        /// What was being done, to what.
+        context: String,
+        /// What the file system said.
+        source: Cause,
+    },
+}
+
+/// Whether a failed call may have been applied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// Certainly not applied.
+    NotApplied,
+    /// Applied, at an earlier call ([`Error::Duplicate`]).
+    Applied,
+    /// Unknown until the store is reopened and read.
+    Unknown,
+}
+
+impl Error {
+    pub(crate) fn invalid(what: impl Into<String>) -> Self {
+        Error::InvalidArgument(what.into())
+    }
+
+    pub(crate) fn io(context: impl Into<String>, source: io::Error) -> Self {
+        Error::Io { context: context.into(), source: Cause::from(source) }
+    }
+
+    pub(crate) fn corrupt(file: impl Into<String>, offset: u64, what: impl Into<String>) -> Self {
+        Error::Corrupt { file: file.into(), offset, what: what.into() }
+    }
+
+    /// Whether the same call may succeed later with nothing else changed: the disk has space again,
+    /// the other holder is done, earlier commits have finished.
+    pub fn is_retryable(&self) -> bool {
+        matches!(
+            self,
+            Error::Held { .. } | Error::Timeout { .. } | Error::NoSpace { .. } | Error::Locked { .. } | Error::Busy { .. }
+        )
+    }
+
+    /// Whether the failed call may have been applied.
+    pub fn outcome(&self) -> Outcome {
+        match self {
+            Error::Indeterminate { .. } | Error::StaleOp { .. } => Outcome::Unknown,
+            Error::Duplicate { .. } => Outcome::Applied,
+            _ => Outcome::NotApplied,
+        }
+    }
+}
+
+/// What a fenced writer is told of its last operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[non_exhaustive]
+pub enum LastOp {
+    /// The last operation with an [`OpId`] committed under the presented token.
+    Committed(OpId),
+    /// No operation with an [`OpId`] was committed under the presented token.
+    Nothing,
+    /// Too long ago: the store no longer knows.
+    Unknown,
+}
+
+impl fmt::Display for LastOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LastOp::Committed(op) => write!(f, "the last operation committed under it is {op}"),
+            LastOp::Nothing => f.write_str("no numbered operation was committed under it"),
+            LastOp::Unknown => f.write_str("what was committed under it is no longer known"),
+        }
+    }
+}
+
+/// What a failed condition found in its place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[non_exhaustive]
+pub enum Found {
+    /// The key is absent.
+    Absent,
+    /// The key is present, last written at this lsn.
+    Present(Lsn),
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Found::Absent => f.write_str("no value"),
+            Found::Present(lsn) => write!(f, "a value of lsn {lsn}"),
+        }
+    }
+}
+
+/// The failure of the file system behind an error; cheap to clone.
+#[derive(Clone)]
+pub struct Cause(Arc<io::Error>);
+
+impl Cause {
+    /// The kind of the failure.
+    pub fn kind(&self) -> io::ErrorKind {
+        self.0.kind()
+    }
+
+    /// The operating system's number for it, if it came from there.
+    pub fn raw_os_error(&self) -> Option<i32> {
+        self.0.raw_os_error()
+    }
+}
+
+impl From<io::Error> for Cause {
+    fn from(error: io::Error) -> Self {
+        Cause(Arc::new(error))
+    }
+}
+
+impl fmt::Debug for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl std::error::Error for Cause {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(self.0.as_ref())
+    }
+}

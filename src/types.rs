@@ -1,0 +1,331 @@
+//! The words of the crate as types.
+//!
+//! One job: give each number of the design its own type, so that a token, an owner and an operation
+//! can never be confused. Nothing here computes anything beyond its own bounds.
+//!
+//! Read next: `fence.rs`, the rule these types serve.
+
+use crate::error::{Error, Result};
+use std::fmt;
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+/// The longest key, in bytes (64 KiB).
+pub const MAX_KEY_BYTES: usize = 64 << 10;
+/// The largest batch (and so the largest value), in bytes as written to the log, keys and
+/// bookkeeping included: what one segment of the largest size holds.
+pub const MAX_BATCH_BYTES: usize = (64 << 20) - (128 << 10);
+/// The longest keyspace name, in bytes.
+pub const MAX_NAME_BYTES: usize = 255;
+/// The most keyspaces one store holds.
+pub const MAX_KEYSPACES: usize = 65_535;
+
+macro_rules! number {
+    ($name:ident) => {
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}({})", stringify!($name), self.get())
+            }
+        }
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(&self.get(), f)
+            }
+        }
+    };
+}
+
+/// The fencing token: the number a writer presents with every write. Larger is newer.
+///
+/// From 1 to [`Token::MAX`] (`i64::MAX`, so that it fits every database's integer). A token comes
+/// from a lease of this store, or from the external source of a keyspace
+/// ([`Tokens::External`](crate::Tokens::External)); it is not an owner and not an operation.
+///
+/// ```
+/// use tidewall::Token;
+/// let token = Token::new(42)?;
+/// assert_eq!(u64::from(token), 42);
+/// assert!(Token::new(0).is_err());
+/// # Ok::<(), tidewall::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "u64", into = "u64"))]
+pub struct Token(NonZeroU64);
+
+number!(Token);
+
+impl Token {
+    /// The largest token.
+    pub const MAX: Token = Token(NonZeroU64::new(i64::MAX as u64).expect("not zero"));
+
+    /// A token from its number.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for 0 and for numbers above [`Token::MAX`].
+    pub fn new(number: u64) -> Result<Self> {
+        match NonZeroU64::new(number) {
+            Some(n) if number <= i64::MAX as u64 => Ok(Token(n)),
+            _ => Err(Error::invalid(format!(
+                "token {number} is not between 1 and {}",
+                i64::MAX
+            ))),
+        }
+    }
+
+    /// The number.
+    pub const fn get(self) -> u64 {
+        self.0.get()
+    }
+}
+
+impl From<Token> for u64 {
+    fn from(token: Token) -> u64 {
+        token.get()
+    }
+}
+
+impl TryFrom<u64> for Token {
+    type Error = Error;
+
+    fn try_from(number: u64) -> Result<Self> {
+        Token::new(number)
+    }
+}
+
+/// The highest token a fence has admitted: to look at, never to write with.
+///
+/// ```compile_fail
+/// # fn f(jobs: &tidewall::Keyspace, mark: tidewall::Mark) {
+/// jobs.put(mark, b"key", b"value"); // a mark is not a credential
+/// # }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Mark(u64);
+
+number!(Mark);
+
+impl Mark {
+    pub(crate) const fn from_number(number: u64) -> Self {
+        Mark(number)
+    }
+
+    /// The number of the token that stands as the mark.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl From<Token> for Mark {
+    fn from(token: Token) -> Self {
+        Mark(token.get())
+    }
+}
+
+/// The name of one holder: 128 random bits by default, so that nobody renews or releases somebody
+/// else's lease. It fences nothing.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct OwnerId(u128);
+
+impl OwnerId {
+    /// An owner id chosen by the caller, for a holder that must be recognised later.
+    pub const fn new(id: u128) -> Self {
+        OwnerId(id)
+    }
+
+    /// The bits.
+    pub const fn get(self) -> u128 {
+        self.0
+    }
+}
+
+impl fmt::Debug for OwnerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OwnerId({:032x})", self.0)
+    }
+}
+
+impl fmt::Display for OwnerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// The number of one operation, chosen by the writer, strictly increasing per fence and token:
+/// a retry under the same number is recognised and not applied again.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct OpId(NonZeroU64);
+
+number!(OpId);
+
+impl OpId {
+    /// An operation id.
+    ///
+    /// # Panics
+    /// If `number` is 0; use [`OpId::try_new`] for numbers from outside.
+    #[track_caller]
+    pub const fn new(number: u64) -> Self {
+        match NonZeroU64::new(number) {
+            Some(n) => OpId(n),
+            None => panic!("an OpId is at least 1"),
+        }
+    }
+
+    /// An operation id, or `None` for 0.
+    pub const fn try_new(number: u64) -> Option<Self> {
+        match NonZeroU64::new(number) {
+            Some(n) => Some(OpId(n)),
+            None => None,
+        }
+    }
+
+    /// The number.
+    pub const fn get(self) -> u64 {
+        self.0.get()
+    }
+}
+
+/// The place of a batch in the order of all batches of a store: 1, 2, 3 and so on.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Lsn(u64);
+
+number!(Lsn);
+
+impl Lsn {
+    pub(crate) const ZERO: Lsn = Lsn(0);
+
+    /// An lsn from its number, as [`Lsn::get`] gave it.
+    pub const fn new(number: u64) -> Self {
+        Lsn(number)
+    }
+
+    /// The number.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    pub(crate) const fn next(self) -> Self {
+        Lsn(self.0 + 1)
+    }
+}
+
+/// A keyspace inside of the log.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct KeyspaceId(pub u16);
+
+/// One segment file. Never reused.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct SegmentId(pub u32);
+
+/// Where the bytes of an op lie.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Location {
+    pub segment: SegmentId,
+    pub offset: u32,
+}
+
+impl Location {
+    pub(crate) const fn pack(self) -> u64 {
+        (self.segment.0 as u64) << 32 | self.offset as u64
+    }
+
+    pub(crate) const fn unpack(word: u64) -> Self {
+        Location { segment: SegmentId((word >> 32) as u32), offset: word as u32 }
+    }
+}
+
+/// How long a grant lasts without renewal.
+///
+/// From 1 ms to [`Ttl::MAX`], or [`Ttl::INFINITE`] by name. Zero is refused: it means "never" in
+/// one system and "for ever" in the next.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ttl(u64);
+
+impl Ttl {
+    /// Ten years.
+    pub const MAX: Duration = Duration::from_secs(10 * 366 * 86_400);
+    /// Until it is released, broken, or the store is reopened.
+    pub const INFINITE: Ttl = Ttl(u64::MAX);
+
+    /// A bounded time to live.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] below 1 ms and above [`Ttl::MAX`].
+    pub fn new(ttl: Duration) -> Result<Self> {
+        if ttl < Duration::from_millis(1) || ttl > Self::MAX {
+            return Err(Error::invalid(format!(
+                "a lease's ttl of {ttl:?} is not between 1 ms and {:?}; Ttl::INFINITE has no end",
+                Self::MAX
+            )));
+        }
+        Ok(Ttl(ttl.as_nanos() as u64))
+    }
+
+    /// The duration, or `None` for [`Ttl::INFINITE`].
+    pub fn duration(self) -> Option<Duration> {
+        (self != Ttl::INFINITE).then(|| Duration::from_nanos(self.0))
+    }
+
+    pub(crate) const fn nanos(self) -> u64 {
+        self.0
+    }
+
+    pub(crate) const fn from_nanos(nanos: u64) -> Self {
+        Ttl(nanos)
+    }
+}
+
+impl TryFrom<Duration> for Ttl {
+    type Error = Error;
+
+    fn try_from(ttl: Duration) -> Result<Self> {
+        Ttl::new(ttl)
+    }
+}
+
+impl fmt::Debug for Ttl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.duration() {
+            Some(d) => write!(f, "Ttl({d:?})"),
+            None => f.write_str("Ttl(INFINITE)"),
+        }
+    }
+}
+
+/// Bytes of a key for messages: printable, escaped, cut at 64.
+pub(crate) fn show(bytes: &[u8]) -> String {
+    let cut = bytes.len().min(64);
+    let more = if cut < bytes.len() { "…" } else { "" };
+    format!("\"{}\"{more}", bytes[..cut].escape_ascii())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_bounds_are_one_and_i64_max() {
+        assert!(Token::new(0).is_err());
+        assert_eq!(Token::new(1).unwrap().get(), 1);
+        assert_eq!(Token::new(i64::MAX as u64).unwrap(), Token::MAX);
+        assert!(Token::new(i64::MAX as u64 + 1).is_err());
+        assert!(Token::new(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn location_packs_both_ways() {
+        let at = Location { segment: SegmentId(7), offset: 4096 };
+        assert_eq!(Location::unpack(at.pack()), at);
+    }
+
+    #[test]
+    fn ttl_zero_is_refused_and_infinite_is_by_name() {
+        assert!(Ttl::new(Duration::ZERO).is_err());
+        assert!(Ttl::new(Duration::MAX).is_err());
+        assert_eq!(Ttl::INFINITE.duration(), None);
+    }
+}
