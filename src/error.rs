@@ -1,6 +1,6 @@
 //! Every way a call can fail, each saying what to do now.
 
-use crate::types::{Lsn, Mark, OpId, OwnerId, Token};
+use crate::types::{Excerpt, Lsn, Mark, OpId, OwnerId, Token};
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
@@ -24,7 +24,7 @@ pub enum Error {
         /// What stands.
         mark: Mark,
         /// The fence, printable.
-        fence: String,
+        fence: Excerpt,
         /// What is known of the last operation written under the presented token.
         last_op: LastOp,
     },
@@ -40,12 +40,14 @@ pub enum Error {
         /// What stands (0: none yet).
         mark: Mark,
         /// The fence, printable.
-        fence: String,
+        fence: Excerpt,
     },
     /// An external token is further above the highest one of the keyspace than the keyspace's cap
-    /// allows. Check the source; if the jump is right, `raise` or `raise_all` cannot pass it either:
-    /// reopen the keyspace's source or write with a token within the cap first.
-    #[error("token {token} jumps more than {cap} above {highest}, the highest the keyspace has admitted; check its source")]
+    /// allows. Check the source; if the jump is right, `raise_all` with the token admits it.
+    #[error(
+        "token {token} jumps more than {cap} above {highest}, the highest the keyspace has admitted: \
+         check its source, or raise_all with it"
+    )]
     TokenJump {
         /// What was presented.
         token: Token,
@@ -60,7 +62,9 @@ pub enum Error {
     TokensExhausted,
     /// The operation id is below the last one of this fence and token: this operation may or may not
     /// have been applied earlier, and is not executed now. Number operations upwards.
-    #[error("operation {op} is older than {last}, the last one of this fence and token; it was not executed now")]
+    #[error(
+        "operation {op} is older than {last}, the last one of this fence and token; it was not executed now"
+    )]
     StaleOp {
         /// What was presented.
         op: OpId,
@@ -75,7 +79,9 @@ pub enum Error {
     },
     /// The keyspace came from a restored copy. Tell it the present value of its token source with
     /// `raise_all`, then write.
-    #[error("keyspace {keyspace:?} was restored: call raise_all with the present value of its token source first")]
+    #[error(
+        "keyspace {keyspace:?} was restored: call raise_all with the present value of its token source first"
+    )]
     NeedsFloor {
         /// The keyspace.
         keyspace: String,
@@ -84,7 +90,7 @@ pub enum Error {
     #[error("condition on key {key} does not hold: found {found}")]
     Conflict {
         /// The key, printable.
-        key: String,
+        key: Excerpt,
         /// What stands there.
         found: Found,
     },
@@ -92,7 +98,7 @@ pub enum Error {
     #[error("the lease on {fence} is held by {owner} for another {remaining:?}")]
     Held {
         /// The fence, printable.
-        fence: String,
+        fence: Excerpt,
         /// Who holds it.
         owner: OwnerId,
         /// Time left unless renewed; `None` for a lease without an end.
@@ -103,7 +109,7 @@ pub enum Error {
     #[error("the lease with token {token} on {fence} is not held: acquire again")]
     NotHeld {
         /// The fence, printable.
-        fence: String,
+        fence: Excerpt,
         /// The token of the grant that was asked for.
         token: Token,
     },
@@ -204,6 +210,12 @@ pub enum Error {
     },
 }
 
+impl From<std::convert::Infallible> for Error {
+    fn from(never: std::convert::Infallible) -> Self {
+        match never {}
+    }
+}
+
 /// Whether a failed call may have been applied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[non_exhaustive]
@@ -234,7 +246,11 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         matches!(
             self,
-            Error::Held { .. } | Error::Timeout { .. } | Error::NoSpace { .. } | Error::Locked { .. } | Error::Busy { .. }
+            Error::Held { .. }
+                | Error::Timeout { .. }
+                | Error::NoSpace { .. }
+                | Error::Locked { .. }
+                | Error::Busy { .. }
         )
     }
 

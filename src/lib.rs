@@ -1,18 +1,56 @@
 //! An embeddable fencing key-value store.
 #![deny(unsafe_code)]
 
-// Ground.
+// Ground: words, errors, the seam to the disk.
 mod types;
 mod error;
 mod sync;
 mod clock;
 pub mod storage;
-// Rules: pure, no files, no clock reads, no threads.
+mod options;
+// Rules: pure. No files, no clock reads, no threads.
+mod fence;
 mod lease;
+mod op;
 mod index;
 mod group_commit;
+// Bytes: they never decide whether something is allowed.
+mod format;
+mod log;
+// Engine: the verbs, and the locks.
+mod stats;
+mod snapshot;
+mod engine;
+mod admit;
+mod append;
+mod commit;
+mod replay;
+mod recover;
+mod grant;
+// Front: what a user types.
+mod db;
+mod view;
+mod batch;
+mod keyspace;
+mod guard;
 
+pub use admit::Expect;
+pub use batch::Batch;
+#[cfg(any(test, feature = "sim", fuzzing))]
+pub use clock::ManualClock;
+pub use clock::{Clock, SystemClock};
+pub use db::{Commit, Db};
 pub use error::{Cause, Error, Found, LastOp, Outcome, Result};
-pub use types::{
-    Lsn, MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_KEYSPACES, MAX_NAME_BYTES, Mark, OpId, OwnerId, Token, Ttl,
+pub use guard::{Lease, LeaseRequest};
+pub use keyspace::{Deleted, Keyspace, Raised};
+pub use options::{
+    KeyspaceOptions, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Options, Progress, ReadMode, Scope, Tokens,
 };
+pub use recover::OpenReport;
+pub use snapshot::Value;
+pub use stats::{Health, Stats};
+pub use types::{
+    Excerpt, Lsn, MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_KEYSPACES, MAX_NAME_BYTES, Mark, OpId, OwnerId, Token,
+    Ttl,
+};
+pub use view::{Iter, Snapshot};

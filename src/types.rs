@@ -66,10 +66,7 @@ impl Token {
     pub fn new(number: u64) -> Result<Self> {
         match NonZeroU64::new(number) {
             Some(n) if number <= i64::MAX as u64 => Ok(Token(n)),
-            _ => Err(Error::invalid(format!(
-                "token {number} is not between 1 and {}",
-                i64::MAX
-            ))),
+            _ => Err(Error::invalid(format!("token {number} is not between 1 and {}", i64::MAX))),
         }
     }
 
@@ -197,6 +194,8 @@ number!(Lsn);
 
 impl Lsn {
     pub(crate) const ZERO: Lsn = Lsn(0);
+    /// Above every lsn: "whatever is appended".
+    pub(crate) const LAST: Lsn = Lsn(u64::MAX);
 
     /// An lsn from its number, as [`Lsn::get`] gave it.
     pub const fn new(number: u64) -> Self {
@@ -296,11 +295,41 @@ impl fmt::Debug for Ttl {
     }
 }
 
-/// Bytes of a key for messages: printable, escaped, cut at 64.
-pub(crate) fn show(bytes: &[u8]) -> String {
-    let cut = bytes.len().min(64);
-    let more = if cut < bytes.len() { "…" } else { "" };
-    format!("\"{}\"{more}", bytes[..cut].escape_ascii())
+/// The beginning of a key or fence, for messages: up to 30 bytes, shown escaped.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Excerpt {
+    bytes: [u8; Self::BYTES],
+    /// The length of the whole, capped one above what fits.
+    len: u8,
+}
+
+impl Excerpt {
+    const BYTES: usize = 30;
+
+    pub(crate) fn new(whole: &[u8]) -> Self {
+        let kept = whole.len().min(Self::BYTES);
+        let mut bytes = [0; Self::BYTES];
+        bytes[..kept].copy_from_slice(&whole[..kept]);
+        Excerpt { bytes, len: whole.len().min(Self::BYTES + 1) as u8 }
+    }
+
+    /// The bytes that were kept.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..(self.len as usize).min(Self::BYTES)]
+    }
+}
+
+impl fmt::Display for Excerpt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let more = if self.len as usize > Self::BYTES { "…" } else { "" };
+        write!(f, "\"{}\"{more}", self.bytes().escape_ascii())
+    }
+}
+
+impl fmt::Debug for Excerpt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 #[cfg(test)]

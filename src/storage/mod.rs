@@ -35,7 +35,7 @@ mod sim;
 
 pub use disk::Disk;
 #[cfg(any(test, feature = "sim", fuzzing))]
-pub use sim::{Crash, CrashRng, Fault, FaultPlan, SimDisk, SyncFailure};
+pub use sim::{CallKind, Crash, Fault, SimDisk, SyncFailure};
 
 /// How a file is to be opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -206,8 +206,8 @@ impl Mapping {
         Mapping(Backing::Copy(bytes.into_boxed_slice()))
     }
 
-    /// A mapping of a file.
-    pub fn from_map(map: memmap2::Mmap) -> Self {
+    /// A mapping of a file. Not public: `memmap2` is not 1.0, so its types stay out of the API.
+    pub(crate) fn from_map(map: memmap2::Mmap) -> Self {
         Mapping(Backing::Map(map))
     }
 }

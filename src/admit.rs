@@ -1,0 +1,207 @@
+//! May this write happen? The rule of `fence.rs` asked of what is appended, under the tail lock.
+//!
+//! One job: judge a whole write before anything of it is appended: tokens, operation numbers,
+//! conditions, in this order. Promises F3: a refused write has changed nothing. An answer says what it
+//! rests on, so that it is given only when that is durable (D4).
+//!
+//! Read next: `append.rs`, what happens when it may.
+
+use crate::engine::{Engine, FenceView, KeyspaceState, Tail, fenced};
+use crate::error::{Error, Found, Result};
+use crate::fence::{self, OpOrder, Refusal};
+use crate::op::{Class, Kind};
+use crate::sync::Arc;
+use crate::types::{Excerpt, Lsn, Mark, OpId, Token};
+use crossbeam_epoch::Guard;
+
+/// One change of a write, its hashes and checksum made outside of any lock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Change<'a> {
+    pub kind: ChangeKind,
+    pub keyspace: &'a Arc<KeyspaceState>,
+    pub key: &'a [u8],
+    pub value: &'a [u8],
+    /// Of the key, as a key.
+    pub hash: u64,
+    /// Of a value that is too large to be covered with its head.
+    pub value_checksum: Option<u32>,
+    /// Which of the write's fences guards it.
+    pub fence: usize,
+}
+
+/// What a change does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ChangeKind {
+    Put,
+    Delete,
+    /// Raise the mark of the fence; `key` is its name.
+    Raise,
+}
+
+/// A fence that a write touches, with the one token presented for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fence<'a> {
+    pub keyspace: &'a Arc<KeyspaceState>,
+    pub name: &'a [u8],
+    pub hash: u64,
+    pub token: Token,
+    /// The write raises it on purpose, so a token granted for another fence is welcome.
+    pub raises: bool,
+}
+
+/// What must hold of a key before the write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Expect {
+    /// The key has no value.
+    Absent,
+    /// The key has a value.
+    Present,
+    /// The key's value was written at this lsn.
+    Version(Lsn),
+}
+
+/// A condition of a write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Condition<'a> {
+    pub keyspace: &'a Arc<KeyspaceState>,
+    pub key: &'a [u8],
+    pub hash: u64,
+    pub expect: Expect,
+}
+
+/// All that happens in one frame, or not at all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Write<'a> {
+    pub changes: &'a [Change<'a>],
+    pub fences: &'a [Fence<'a>],
+    pub conditions: &'a [Condition<'a>],
+    pub op: Option<OpId>,
+    /// At most so many bytes as a frame.
+    pub bytes: usize,
+}
+
+/// Why a write is refused, and the lsn that this rests on.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub error: Error,
+    pub rests_on: Lsn,
+}
+
+impl From<Error> for Refused {
+    /// A failure of the disk or bad bytes: rests on nothing.
+    fn from(error: Error) -> Self {
+        Refused { error, rests_on: Lsn::ZERO }
+    }
+}
+
+impl Engine {
+    /// Judges a write against everything appended, at one point in the order: under the tail lock.
+    pub fn judge(
+        &self,
+        tail: &Tail,
+        write: &Write<'_>,
+        guard: &Guard,
+        views: &mut Vec<FenceView>,
+    ) -> Result<(), Refused> {
+        views.clear();
+        for fence in write.fences {
+            views.push(self.fence(fence.keyspace, fence.name, fence.hash, Lsn::LAST, guard)?);
+        }
+        for (fence, view) in write.fences.iter().zip(views.iter()) {
+            self.check_token(tail, fence, view)?;
+        }
+        if let Some(op) = write.op {
+            check_op(write.fences, views, op)?;
+        }
+        for condition in write.conditions {
+            self.check_condition(condition, guard)?;
+        }
+        Ok(())
+    }
+
+    fn check_token(&self, tail: &Tail, fence: &Fence<'_>, view: &FenceView) -> Result<(), Refused> {
+        let keyspace = fence.keyspace;
+        if keyspace.is_closed() {
+            return Err(Error::NeedsFloor { keyspace: keyspace.name.clone() }.into());
+        }
+        let (floor, rule) = (keyspace.floor_appended(), keyspace.rule());
+        let verdict = if fence.raises {
+            fence::check_raise(fence.token, &view.state, floor, &rule, tail.counter)
+        } else {
+            fence::check(fence.token, &view.state, floor, &rule)
+        };
+        verdict.map_err(|refusal| self.refused(fence, view, refusal))
+    }
+
+    fn refused(&self, fence: &Fence<'_>, view: &FenceView, refusal: Refusal) -> Refused {
+        let keyspace = fence.keyspace;
+        let (own, floor) = (&view.state, keyspace.floor_appended());
+        let token = fence.token;
+        match refusal {
+            Refusal::Fenced => {
+                // Which of the two refuses decides what the refusal rests on.
+                let by_own = token.get() < own.mark;
+                let rests_on = if by_own { own.lsn } else { keyspace.floor_lsn() };
+                Refused { error: fenced(token, fence.name, own, floor), rests_on }
+            }
+            Refusal::Unknown => Error::UnknownToken {
+                token,
+                mark: fence::mark(own.mark, floor),
+                fence: Excerpt::new(fence.name),
+            }
+            .into(),
+            Refusal::Jump => {
+                let rule = keyspace.rule();
+                let (highest, cap) = (Mark::from_number(rule.highest), rule.jump_cap.unwrap_or(u64::MAX));
+                Error::TokenJump { token, highest, cap }.into()
+            }
+        }
+    }
+
+    fn check_condition(&self, condition: &Condition<'_>, guard: &Guard) -> Result<(), Refused> {
+        let Condition { keyspace, key, hash, expect } = *condition;
+        let newest = self.newest(keyspace, Class::Key, key, hash, guard)?;
+        let rests_on = newest.as_ref().map_or(Lsn::ZERO, |op| op.lsn);
+        let found = match &newest {
+            Some(op) if op.head.kind == Kind::Put => Found::Present(op.lsn),
+            _ => Found::Absent,
+        };
+        let holds = match expect {
+            Expect::Absent => found == Found::Absent,
+            Expect::Present => found != Found::Absent,
+            Expect::Version(lsn) => found == Found::Present(lsn),
+        };
+        if holds {
+            return Ok(());
+        }
+        Err(Refused { error: Error::Conflict { key: Excerpt::new(key), found }, rests_on })
+    }
+}
+
+/// An operation's number stands with every fence its write touches: the same on all is a retry, lower
+/// on any is too old, the same on some only is a number used for two different writes.
+fn check_op(fences: &[Fence<'_>], views: &[FenceView], op: OpId) -> Result<(), Refused> {
+    let mut same = None;
+    let mut newer = false;
+    for (fence, view) in fences.iter().zip(views) {
+        match fence::check_op(fence.token, op, &view.state) {
+            OpOrder::Newer => newer = true,
+            OpOrder::Same(lsn) => same = same.max(Some(lsn)),
+            OpOrder::Older(last) => {
+                return Err(Refused { error: Error::StaleOp { op, last }, rests_on: view.state.lsn });
+            }
+        }
+    }
+    match same {
+        Some(lsn) if !newer => Err(Refused { error: Error::Duplicate { lsn }, rests_on: lsn }),
+        Some(lsn) => Err(Refused {
+            error: Error::invalid(format!(
+                "operation {op} was committed at lsn {lsn} by a write of only some of these fences: number \
+                 each operation anew"
+            )),
+            rests_on: lsn,
+        }),
+        None => Ok(()),
+    }
+}

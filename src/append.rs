@@ -1,0 +1,370 @@
+//! What an admitted write does to the log in memory, under the tail lock.
+//!
+//! One job: ops → one frame behind the last one, marks raised, index pointed at it. What is appended is
+//! above `visible`: nobody sees it yet (D3). Nothing here fails: space was reserved before.
+//!
+//! Read next: `commit.rs`, which puts it on the disk.
+
+use crate::admit::{Change, ChangeKind, Write};
+use crate::engine::{Active, Engine, FenceView, Filled, KeyspaceState, Released, Tail};
+use crate::error::Result;
+use crate::fence::{self, FenceState};
+use crate::format::frame::{BodySum, FRAME_HEADER_BYTES};
+use crate::format::header::SEAL_BYTES;
+use crate::format::op::{self, MAX_OVERHEAD, Site};
+use crate::format::salt::Salt;
+use crate::format::{FRAME_ALIGN, HEADER_BYTES};
+use crate::log::image::Image;
+use crate::log::pool::{Need, Spare};
+use crate::log::scan::Table;
+use crate::log::segment::{Body, Segment, Segments};
+use crate::op::{Class, Kind, Links, Op};
+use crate::options::Scope;
+use crate::sync::{Arc, Ordering};
+use crate::types::{Location, Lsn, SegmentId, Token};
+use crossbeam_epoch::Guard;
+
+/// The room that a frame needs in a segment: itself, its share of the key table, and the seal.
+pub(crate) fn room(frame_bytes: usize, ops: usize) -> u32 {
+    let table = (ops as u32).saturating_mul(Table::ENTRY_BYTES);
+    (frame_bytes as u32).saturating_add(table + SEAL_BYTES as u32 + 2 * FRAME_ALIGN)
+}
+
+/// The most bytes that `ops` with so many bytes of keys and values take as a frame.
+pub(crate) fn frame_bytes(ops: usize, payload: usize) -> usize {
+    FRAME_HEADER_BYTES + ops * MAX_OVERHEAD + payload
+}
+
+/// A frame being put together behind the last one.
+struct Frame<'t> {
+    scratch: &'t mut Vec<u8>,
+    table: &'t mut Table,
+    salt: Salt,
+    segment: SegmentId,
+    offset: u32,
+    lsn: Lsn,
+    sum: BodySum,
+}
+
+impl<'t> Frame<'t> {
+    fn begin(active: &'t mut Active, scratch: &'t mut Vec<u8>, lsn: Lsn) -> Self {
+        scratch.clear();
+        scratch.resize(FRAME_HEADER_BYTES, 0);
+        Frame {
+            scratch,
+            salt: active.segment.salt,
+            segment: active.segment.id,
+            offset: active.appender.end(),
+            table: &mut active.table,
+            lsn,
+            sum: BodySum::default(),
+        }
+    }
+
+    fn push(&mut self, op: &Op<'_>, value_checksum: Option<u32>) -> Location {
+        let offset = self.offset + self.scratch.len() as u32;
+        let site = Site { salt: self.salt, segment: self.segment, offset, frame: self.offset, lsn: self.lsn };
+        let checksum = op::encode(op, &site, value_checksum, self.scratch);
+        self.sum.add(checksum);
+        self.table.push(offset);
+        Location { segment: self.segment, offset }
+    }
+
+    /// Fills in what is known now; the rest of the header is the committer's.
+    fn finish(self) {
+        let body = (self.scratch.len() - FRAME_HEADER_BYTES) as u32;
+        self.scratch[4..8].copy_from_slice(&body.to_le_bytes());
+        self.scratch[8..16].copy_from_slice(&self.lsn.get().to_le_bytes());
+        self.scratch[24..28].copy_from_slice(&self.sum.finish().to_le_bytes());
+        let aligned = self.scratch.len().next_multiple_of(FRAME_ALIGN as usize);
+        self.scratch.resize(aligned, 0);
+    }
+}
+
+impl Engine {
+    /// Sees to it that a frame fits behind the last one, taking a spare where the active segment is
+    /// full. `false`: there is no spare for this need; the caller makes one, without the lock.
+    pub fn reserve(&self, tail: &mut Tail, room: u32, need: Need) -> bool {
+        if tail.active.as_ref().is_some_and(|active| active.fits(room)) {
+            return true;
+        }
+        let Some(spare) = self.pool.take(HEADER_BYTES + room, need) else { return false };
+        if self.pool.is_low() {
+            self.pool_bell.ring();
+        }
+        tail.retire_active();
+        tail.active = Some(self.activate(spare, tail.counter));
+        true
+    }
+
+    fn activate(&self, spare: Spare, counter: u64) -> Active {
+        let Spare { listed, file } = spare;
+        let (image, appender) = Image::new(listed.bytes, HEADER_BYTES);
+        let segment = Arc::new(Segment {
+            id: listed.segment,
+            salt: Salt::new(&self.store_id, listed.segment, listed.life),
+            file,
+            body: Body::Image(image.clone()),
+        });
+        self.segments.set(segment.clone());
+        Active { segment, image, appender, listed, counter, table: Table::default(), frames: 0 }
+    }
+
+    /// Appends an admitted write as one frame. Upholds F2 and D2.
+    pub fn append_write(
+        &self,
+        tail: &mut Tail,
+        write: &Write<'_>,
+        views: &[FenceView],
+        guard: &Guard,
+    ) -> Result<Lsn> {
+        // Everything that can fail is looked up first.
+        let mut versions = Vec::with_capacity(write.changes.len());
+        for change in write.changes {
+            versions.push(match change.kind {
+                ChangeKind::Raise => None,
+                _ => self
+                    .newest(change.keyspace, Class::Key, change.key, change.hash, guard)?
+                    .map(|op| (op.at, op.head.kind == Kind::Put)),
+            });
+        }
+        let lsn = tail.next;
+        let mut carriers: Vec<Option<Location>> = vec![None; write.fences.len()];
+        let mut places = Vec::with_capacity(write.changes.len());
+        let Tail { active, scratch, .. } = &mut *tail;
+        let active = active.as_mut().expect("reserved before");
+        let mut frame = Frame::begin(active, scratch, lsn);
+        for (change, version) in write.changes.iter().zip(&versions) {
+            let fence = &write.fences[change.fence];
+            let view = &views[change.fence];
+            let state = fence::admit(&view.state, fence.token, write.op, lsn);
+            let sets = sets_fence(change, view, &state, carriers[change.fence].is_some());
+            let before = carriers[change.fence].or(view.at);
+            let links = Links {
+                previous: version.map(|(at, _)| at),
+                fence: sets.then_some(before),
+                last: state.last.filter(|_| sets || change.keyspace.options.scope == Scope::Key),
+                predecessor: state
+                    .predecessor
+                    .filter(|_| sets || change.keyspace.options.scope == Scope::Key),
+                moved: None,
+            };
+            let kind = match change.kind {
+                ChangeKind::Put => Kind::Put,
+                ChangeKind::Delete => Kind::Delete,
+                ChangeKind::Raise => Kind::Mark,
+            };
+            let op = Op {
+                kind,
+                keyspace: change.keyspace.id,
+                token: fence.token.get(),
+                key: change.key,
+                value: change.value,
+                links,
+            };
+            let at = frame.push(&op, change.value_checksum);
+            places.push((at, sets.then_some(before)));
+            if sets {
+                carriers[change.fence] = Some(at);
+            }
+        }
+        frame.finish();
+        self.close_frame(tail);
+        for ((change, version), &(at, fence_before)) in write.changes.iter().zip(&versions).zip(&places) {
+            let fence = &write.fences[change.fence];
+            if change.kind != ChangeKind::Raise {
+                point(tail, change.hash, version.map(|(old, _)| old), at);
+                self.note_presence(tail, change, version.is_some_and(|(_, present)| present), lsn);
+            }
+            if let Some(before) = fence_before {
+                point(tail, fence.hash, before, at);
+            }
+            change.keyspace.admitted(fence.token.get());
+        }
+        // Upholds L5: a lease is over when the mark of its fence has passed its token.
+        for (fence, view) in write.fences.iter().zip(views) {
+            if fence.token.get() > view.state.mark {
+                self.leases.end_fence_below(fence.keyspace.id, fence.name, fence.token);
+            }
+        }
+        Ok(lsn)
+    }
+
+    /// Appends one op that names a fence: a grant. Upholds F4: the mark is up before anyone holds it.
+    pub fn append_fence_op(
+        &self,
+        tail: &mut Tail,
+        keyspace: &KeyspaceState,
+        op: &Op<'_>,
+        hash: u64,
+        old: Option<Location>,
+    ) -> Lsn {
+        let (lsn, at) = self.append_op(tail, op);
+        point(tail, hash, old, at);
+        keyspace.admitted(op.token);
+        lsn
+    }
+
+    /// Raises the floor of a keyspace. Upholds L5: leases below it are over before the call returns.
+    pub fn append_floor(&self, tail: &mut Tail, keyspace: &Arc<KeyspaceState>, floor: fence::Floor) -> Lsn {
+        let op = Op {
+            kind: Kind::Floor,
+            keyspace: keyspace.id,
+            token: floor.token,
+            key: b"",
+            value: &[floor.exclusive as u8],
+            links: Links::default(),
+        };
+        let (lsn, _) = self.append_op(tail, &op);
+        keyspace.raise_floor(floor, lsn);
+        keyspace.admitted(floor.token);
+        tail.floors.push((keyspace.clone(), floor));
+        if let Ok(token) = Token::new(floor.token) {
+            self.leases.end_below(keyspace.id, token);
+        }
+        lsn
+    }
+
+    /// Appends a frame of one op that the index does not know.
+    pub fn append_op(&self, tail: &mut Tail, op: &Op<'_>) -> (Lsn, Location) {
+        let lsn = tail.next;
+        let Tail { active, scratch, .. } = &mut *tail;
+        let active = active.as_mut().expect("reserved before");
+        let mut frame = Frame::begin(active, scratch, lsn);
+        let at = frame.push(op, None);
+        frame.finish();
+        self.close_frame(tail);
+        (lsn, at)
+    }
+
+    /// Appends the releases that wait, and (when `idle`) at least an empty frame: either carries the
+    /// evidence that everything before it is durable. Does nothing when the active segment is full.
+    pub fn append_idle(&self, tail: &mut Tail, idle: bool) {
+        const MOST: usize = 64;
+        let mut releases: Vec<Released> = Vec::new();
+        let mut payload = 0;
+        while releases.len() < MOST
+            && let Some(released) = self.released.pop()
+        {
+            payload += released.fence.len();
+            releases.push(released);
+        }
+        for released in &releases {
+            self.leases.remove_if(released.keyspace.id, &released.fence, released.token);
+        }
+        let room = room(frame_bytes(releases.len(), payload), releases.len());
+        let fits = tail.active.as_ref().is_some_and(|active| active.fits(room));
+        if !fits || (releases.is_empty() && !idle) {
+            // A release is a courtesy to the next open; without room for it that open waits a little.
+            return;
+        }
+        let lsn = tail.next;
+        let Tail { active, scratch, .. } = &mut *tail;
+        let active = active.as_mut().expect("checked above");
+        let mut frame = Frame::begin(active, scratch, lsn);
+        for released in &releases {
+            let op = Op {
+                kind: Kind::Release,
+                keyspace: released.keyspace.id,
+                token: released.token.get(),
+                key: &released.fence,
+                value: b"",
+                links: Links::default(),
+            };
+            frame.push(&op, None);
+        }
+        frame.finish();
+        self.close_frame(tail);
+        tail.idle = idle;
+    }
+
+    /// The frame in `scratch` takes its place in the order.
+    fn close_frame(&self, tail: &mut Tail) {
+        let active = tail.active.as_mut().expect("a frame was begun in it");
+        active.appender.append(&tail.scratch);
+        active.frames += 1;
+        tail.next = tail.next.next();
+        tail.idle = false;
+        self.appended_bytes.fetch_add(tail.scratch.len() as u64, Ordering::Relaxed);
+        self.sweep_vanished(tail);
+    }
+
+    /// The ordered set is touched only when a key appears or vanishes.
+    fn note_presence(&self, tail: &mut Tail, change: &Change<'_>, was_present: bool, lsn: Lsn) {
+        match change.kind {
+            ChangeKind::Put if !was_present => {
+                change.keyspace.keys.insert(change.key);
+            }
+            ChangeKind::Delete if was_present => {
+                tail.vanished.push_back((lsn, change.keyspace.clone(), change.key.into()));
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes keys out of the ordered set that no reader can see any more: deleted at or below
+    /// `visible` and every snapshot, and not written again since. A few at a time. Upholds S2.
+    fn sweep_vanished(&self, tail: &mut Tail) {
+        const AT_ONCE: usize = 4;
+        for _ in 0..AT_ONCE {
+            let seen_by_all = self.snapshots.oldest(self.progress.durable());
+            match tail.vanished.front() {
+                Some((lsn, ..)) if *lsn <= seen_by_all => {}
+                _ => return,
+            }
+            let Some((lsn, keyspace, key)) = tail.vanished.pop_front() else { return };
+            let guard = crossbeam_epoch::pin();
+            let hash = self.hash(&keyspace, Class::Key, &key);
+            // A key that cannot be read stays: scans will then name the damage.
+            if let Ok(Some(newest)) = self.newest(&keyspace, Class::Key, &key, hash, &guard)
+                && newest.lsn == lsn
+            {
+                keyspace.keys.remove(&key);
+            }
+        }
+    }
+}
+
+/// Whether this change carries the new state of its fence: the first one of the write, if there is a
+/// new state. In `Scope::Key` every version carries it, and only raises are found under the fence.
+fn sets_fence(change: &Change<'_>, view: &FenceView, state: &FenceState, carried: bool) -> bool {
+    let changed = state.mark != view.state.mark || state.last != view.state.last;
+    match change.kind {
+        ChangeKind::Raise => true,
+        _ => changed && !carried && change.keyspace.options.scope != Scope::Key,
+    }
+}
+
+/// Points a name at its newest op.
+fn point(tail: &mut Tail, hash: u64, old: Option<Location>, new: Location) {
+    let place = Segments::place(new);
+    let replaced = old.is_some_and(|old| tail.slots.replace(hash, Segments::place(old), place));
+    if !replaced {
+        tail.slots.insert(hash, place);
+    }
+}
+
+impl Active {
+    pub fn fits(&self, room: u32) -> bool {
+        let used = self.appender.end() + self.table.len();
+        used.saturating_add(room) <= self.appender.capacity()
+    }
+}
+
+impl Tail {
+    /// The active segment is full: the committer will seal it.
+    pub fn retire_active(&mut self) {
+        let Some(active) = self.active.take() else { return };
+        self.filled.push_back(Filled {
+            end: active.appender.end(),
+            segment: active.segment,
+            image: active.image,
+            listed: active.listed,
+            counter_before: active.counter,
+            counter: self.counter,
+            table: active.table,
+            frames: active.frames,
+            last: Lsn::new(self.next.get() - 1),
+        });
+    }
+}

@@ -1,0 +1,349 @@
+//! A write, end to end; and the one place where the log reaches the disk.
+//!
+//! One job: refuse without a lock where the durable mark says so; judge and append at one point in the
+//! order; write and sync everything appended as one group; then, and only then, answer.
+//!
+//! Promises D1–D5. Never retries a sync: a failed one poisons the store.
+//!
+//! Read next: `recover.rs`, the same road backwards.
+
+use crate::admit::{ChangeKind, Refused, Write};
+use crate::append::room;
+use crate::engine::{Committer, Cursor, Engine, Filled, KeyspaceState, Tail};
+use crate::error::{Error, Result};
+use crate::fence::Floor;
+use crate::format::HEADER_BYTES;
+use crate::format::frame::{FRAME_HEADER_BYTES, FrameHeader};
+use crate::format::header::{End, Listed, SEAL_BYTES, Seal, SegmentHeader};
+use crate::format::salt::Salt;
+use crate::group_commit::Due;
+use crate::log::image::Image;
+use crate::log::pool::Need;
+use crate::log::scan::frame_end;
+use crate::log::segment::{Body, Segment};
+use crate::options::ReadMode;
+use crate::sync::{Arc, MutexGuard, Ordering};
+use crate::types::Lsn;
+use std::io;
+
+/// An answer that may be given once `rests_on` is durable.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    pub rests_on: Lsn,
+    pub group: u32,
+    pub outcome: Result<Lsn>,
+}
+
+impl Engine {
+    /// Judges and appends a write. The answer is not to be given yet: see [`Engine::settle`].
+    pub fn begin(&self, write: &Write<'_>) -> Result<Answer> {
+        for fence in write.fences {
+            self.check_early(fence.keyspace, fence.name, fence.hash, fence.token)?;
+        }
+        let frees_space = write.changes.iter().all(|change| change.kind != ChangeKind::Put);
+        let need = if frees_space { Need::Privileged } else { Need::Ordinary };
+        let room = room(write.bytes, write.changes.len());
+        self.with_room(room, need, |tail| {
+            let guard = crossbeam_epoch::pin();
+            let mut views = Vec::with_capacity(write.fences.len());
+            let judged = self
+                .judge(tail, write, &guard, &mut views)
+                .and_then(|()| Ok(self.append_write(tail, write, &views, &guard)?));
+            self.answer(tail, judged)
+        })
+    }
+
+    /// Runs `append` under the tail lock with `room` reserved in the active segment.
+    pub fn with_room<T>(&self, room: u32, need: Need, mut append: impl FnMut(&mut Tail) -> T) -> Result<T> {
+        loop {
+            let mut tail = self.tail.lock();
+            self.check_open()?;
+            if self.reserve(&mut tail, room, need) {
+                return Ok(append(&mut tail));
+            }
+            drop(tail);
+            self.pool.provide(HEADER_BYTES + room, need)?;
+        }
+    }
+
+    /// What was found at one point in the order, and what it rests on.
+    pub fn answer(&self, tail: &Tail, judged: Result<Lsn, Refused>) -> Answer {
+        let (rests_on, outcome) = match judged {
+            Ok(lsn) => (lsn, Ok(lsn)),
+            Err(refused) => {
+                self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                (refused.rests_on, Err(refused.error))
+            }
+        };
+        Answer { rests_on, group: tail.group_of(rests_on), outcome }
+    }
+
+    /// Waits until what an answer rests on is durable, and gives it. Upholds D1 and D4.
+    pub fn settle(&self, answer: Answer) -> Result<Lsn> {
+        self.wait_durable(answer.rests_on, answer.group)?;
+        answer.outcome
+    }
+
+    /// Waits for `lsn`. A caller that is alone makes the commit itself: handing it to the committer
+    /// thread would cost two switches. With company the committer does it, once for all of them.
+    pub fn wait_durable(&self, lsn: Lsn, group: u32) -> Result<()> {
+        if self.progress.durable() >= lsn {
+            return Ok(());
+        }
+        let company = self.waiting.fetch_add(1, Ordering::AcqRel) > 0;
+        let result = self.wait_or_lead(lsn, group, company);
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
+        result
+    }
+
+    fn wait_or_lead(&self, lsn: Lsn, group: u32, company: bool) -> Result<()> {
+        if !self.options.background {
+            return self.commit_until(self.committer.lock(), lsn);
+        }
+        let alone = !company && self.progress.durable().next() == lsn;
+        if alone && let Some(committer) = self.committer.try_lock() {
+            return self.commit_until(committer, lsn);
+        }
+        self.doorbell.ring();
+        self.progress.wait(lsn, group).map_err(|_| self.indeterminate())
+    }
+
+    fn commit_until(&self, mut committer: MutexGuard<'_, Committer>, lsn: Lsn) -> Result<()> {
+        let mut due = Vec::new();
+        while self.progress.durable() < lsn {
+            due.push(self.commit(&mut committer).map_err(|_| self.indeterminate())?);
+        }
+        // Wakers run foreign code: never under the commit lock.
+        drop(committer);
+        drop(due);
+        Ok(())
+    }
+
+    /// What a caller is told whose call was on its way when the disk failed.
+    pub fn indeterminate(&self) -> Error {
+        let cause =
+            self.cause.get().cloned().unwrap_or_else(|| io::Error::other("the store was closed").into());
+        Error::Indeterminate { cause }
+    }
+
+    /// Writes and syncs everything appended as one group, then publishes it. Under the commit lock;
+    /// the tasks that are due are woken when what is returned is dropped, behind that lock.
+    ///
+    /// # Errors
+    /// The store is poisoned, by this call or an earlier one.
+    pub fn commit(&self, committer: &mut Committer) -> Result<Due, Poisoned> {
+        if self.cause.get().is_some() {
+            return Err(Poisoned);
+        }
+        let group = self.take_group();
+        if group.last == committer.durable {
+            return Ok(Due::default());
+        }
+        match self.write_group(committer, &group) {
+            Ok(()) => {
+                committer.durable = group.last;
+                for (keyspace, floor) in &group.floors {
+                    keyspace.publish_floor(*floor);
+                }
+                self.counters.commits.fetch_add(1, Ordering::Relaxed);
+                if self.options.idle_seal && !group.idle && self.quiet.swap(false, Ordering::AcqRel) {
+                    self.doorbell.ring();
+                }
+                // Upholds D3: visible implies durable; they are one number.
+                Ok(self.progress.publish(group.last, group.number, group.appended_bytes))
+            }
+            Err(e) => {
+                self.poison(e);
+                Err(Poisoned)
+            }
+        }
+    }
+
+    /// Everything appended so far becomes one group; what comes later belongs to the next.
+    fn take_group(&self) -> Group {
+        let mut tail = self.tail.lock();
+        self.append_idle(&mut tail, false);
+        let number = tail.group;
+        tail.group = tail.group.wrapping_add(1);
+        tail.group_start = tail.next;
+        Group {
+            number,
+            last: Lsn::new(tail.next.get() - 1),
+            filled: tail.filled.drain(..).collect(),
+            active: tail.active.as_ref().map(|active| Piece {
+                segment: active.segment.clone(),
+                image: active.image.clone(),
+                listed: active.listed,
+                counter: active.counter,
+                end: active.appender.end(),
+            }),
+            floors: std::mem::take(&mut tail.floors),
+            idle: tail.idle,
+            appended_bytes: self.appended_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    fn write_group(&self, committer: &mut Committer, group: &Group) -> io::Result<()> {
+        for filled in &group.filled {
+            let piece = Piece {
+                segment: filled.segment.clone(),
+                image: filled.image.clone(),
+                listed: filled.listed,
+                counter: filled.counter_before,
+                end: filled.end,
+            };
+            self.write_frames(committer, &piece)?;
+            self.seal(committer, filled, SealAt::EndOfFile)?;
+        }
+        match &group.active {
+            Some(piece) if piece.end > HEADER_BYTES => {
+                if self.write_frames(committer, piece)? {
+                    piece.segment.file.sync_data()?;
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the frames that are appended and not yet written, not syncing them; says whether there
+    /// were any. The first frames of a segment wait for its header to be durable.
+    fn write_frames(&self, committer: &mut Committer, piece: &Piece) -> io::Result<bool> {
+        if committer.cursor.is_none() {
+            committer.cursor = Some(self.write_header(committer, piece)?);
+        }
+        let cursor = committer.cursor.as_mut().expect("set above");
+        debug_assert_eq!(cursor.segment.id, piece.segment.id);
+        if cursor.offset == piece.end {
+            return Ok(false);
+        }
+        let from = cursor.offset;
+        let staging = &mut committer.staging;
+        staging.clear();
+        staging.extend_from_slice(&piece.image.bytes()[from as usize..piece.end as usize]);
+        cursor.checksum = fill_headers(staging, from, cursor, committer.durable);
+        cursor.offset = piece.end;
+        piece.segment.file.write_all_at(staging, from as u64)?;
+        self.counters.written.fetch_add(staging.len() as u64, Ordering::Relaxed);
+        Ok(true)
+    }
+
+    fn write_header(&self, committer: &Committer, piece: &Piece) -> io::Result<Cursor> {
+        let header = SegmentHeader {
+            store_id: self.store_id,
+            segment: piece.segment.id,
+            bytes: piece.listed.bytes,
+            life: piece.listed.life,
+            counter: piece.counter,
+            before: committer.before,
+        };
+        let (bytes, checksum) = header.encode(piece.segment.salt);
+        piece.segment.file.write_all_at(&bytes, 0)?;
+        piece.segment.file.sync_data()?;
+        Ok(Cursor { segment: piece.segment.clone(), offset: HEADER_BYTES, checksum })
+    }
+
+    /// Seals a full segment: its key table and seal are synced before the next header names them.
+    pub fn seal(&self, committer: &mut Committer, filled: &Filled, at: SealAt) -> io::Result<()> {
+        let cursor = committer.cursor.take().expect("a segment is sealed after its frames are written");
+        let segment = &filled.segment;
+        let end =
+            End { segment: segment.id.0, offset: filled.end, checksum: cursor.checksum, lsn: filled.last };
+        let table = filled.table.bytes();
+        let sealed_bytes = table.len() as u32 + SEAL_BYTES as u32;
+        let offset = match at {
+            SealAt::EndOfFile => filled.listed.bytes - sealed_bytes,
+            SealAt::EndOfFrames => filled.end,
+        };
+        let bytes = seal_bytes(segment.salt, end, filled.frames, filled.counter, table, offset);
+        segment.file.write_all_at(&bytes, offset as u64)?;
+        segment.file.sync_data()?;
+        if at == SealAt::EndOfFrames {
+            segment.file.set_len((offset + sealed_bytes) as u64)?;
+            segment.file.sync_data()?;
+        }
+        committer.before = end;
+        self.segments.set(Arc::new(sealed_form(segment, filled.end, self.options.read_mode)?));
+        Ok(())
+    }
+}
+
+/// Where a seal goes: a full segment has kept room at its end; one sealed short is cut there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SealAt {
+    EndOfFile,
+    EndOfFrames,
+}
+
+/// The store is poisoned; the cause stands in the engine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Poisoned;
+
+struct Group {
+    number: u32,
+    last: Lsn,
+    filled: Vec<Filled>,
+    active: Option<Piece>,
+    floors: Vec<(Arc<KeyspaceState>, Floor)>,
+    /// The last frame is an idle one.
+    idle: bool,
+    appended_bytes: u64,
+}
+
+/// A segment as far as it is appended.
+struct Piece {
+    segment: Arc<Segment>,
+    image: Arc<Image>,
+    listed: Listed,
+    counter: u64,
+    end: u32,
+}
+
+/// Fills in what only the committer knows: what is durable, and the chain of checksums.
+fn fill_headers(staging: &mut [u8], from: u32, cursor: &Cursor, durable: Lsn) -> u32 {
+    let salt = cursor.segment.salt;
+    let mut previous = cursor.checksum;
+    let mut at = 0;
+    while at < staging.len() {
+        let field =
+            |from: usize| staging[at + from..].first_chunk::<4>().map_or(0, |b| u32::from_le_bytes(*b));
+        let lsn = staging[at + 8..].first_chunk::<8>().map_or(0, |b| u64::from_le_bytes(*b));
+        let (body_len, body) = (field(4), field(24));
+        let header = FrameHeader { body_len, lsn: Lsn::new(lsn), durable, previous, body };
+        let (bytes, checksum) = header.encode(salt, from + at as u32);
+        staging[at..at + FRAME_HEADER_BYTES].copy_from_slice(&bytes);
+        previous = checksum;
+        at = frame_end(at as u32, body_len) as usize;
+    }
+    previous
+}
+
+/// The key table and the seal behind it.
+pub(crate) fn seal_bytes(
+    salt: Salt,
+    end: End,
+    frames: u32,
+    counter: u64,
+    table: &[u8],
+    offset: u32,
+) -> Vec<u8> {
+    let seal = Seal {
+        end,
+        frames,
+        table_len: table.len() as u32,
+        table_checksum: salt.checksum(offset, &[table]),
+        counter,
+    };
+    let mut bytes = table.to_vec();
+    bytes.extend_from_slice(&seal.encode(salt, offset + table.len() as u32));
+    bytes
+}
+
+/// A sealed segment as readers see it.
+pub(crate) fn sealed_form(segment: &Segment, end: u32, mode: ReadMode) -> io::Result<Segment> {
+    let body = match mode {
+        ReadMode::Map => Body::Map(segment.file.map(end as usize)?),
+        ReadMode::Pread => Body::Pread(end),
+    };
+    Ok(Segment { id: segment.id, salt: segment.salt, file: segment.file.clone(), body })
+}

@@ -1,0 +1,586 @@
+//! The store as a user holds it: opening, keyspaces, batches, closing.
+//!
+//! One job: tie the engine to its directory, its lock and its two threads, and take them apart again.
+
+use crate::append::{frame_bytes, room};
+use crate::batch::Batch;
+use crate::commit::{Answer, SealAt};
+use crate::engine::{Committer, Engine, KeyspaceState, Tail};
+use crate::error::{Error, Result};
+use crate::format::header::StoreBlock;
+use crate::format::name;
+use crate::group_commit::{Doorbell, Due, Heard, Progress, WakerSlot};
+use crate::keyspace::Keyspace;
+use crate::lease::LeaseTable;
+use crate::log::list::List;
+use crate::log::pool::{Need, Pool, random_u64};
+use crate::op::{KeyspaceValue, Kind, Links, Op, check_keyspace_name};
+use crate::options::{KeyspaceOptions, Options};
+use crate::recover::{OpenReport, Recovered, recover};
+use crate::snapshot::Snapshots;
+use crate::stats::{Counters, Health, Stats};
+use crate::storage::{Access, Disk, Storage};
+use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
+use crate::types::{KeyspaceId, Lsn, MAX_KEYSPACES, Token};
+use crate::view::Snapshot;
+use crossbeam_queue::SegQueue;
+use std::collections::VecDeque;
+use std::future::Future;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::OnceLock;
+use std::task::{Context, Poll};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use std::{fmt, io, thread};
+
+/// How long after the last commit an idle frame proves that all of them were durable.
+const IDLE: Duration = Duration::from_millis(50);
+
+/// A fencing key-value store in one directory.
+///
+/// Cheap to clone; `Send` and `Sync`. The store is closed when the last handle (`Db`, [`Keyspace`] or
+/// [`Batch`]) is dropped, or by [`Db::close`], which reports.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// use std::time::Duration;
+/// use tidewall::{Db, Error, KeyspaceOptions};
+///
+/// let db = Db::open(dir.path().join("data"))?;
+/// let jobs = db.keyspace("jobs", KeyspaceOptions::new())?;
+///
+/// let old = jobs.lease(b"job").ttl(Duration::from_millis(1)).acquire()?;
+/// # let clock = std::time::Instant::now();
+/// # while clock.elapsed() < Duration::from_millis(3) {}
+/// let new = jobs.lease(b"job").acquire()?; // the old lease ran out
+/// assert!(new.token() > old.token());
+///
+/// // The old holder wakes up and writes:
+/// assert!(matches!(jobs.put(old.token(), b"job", b"late"), Err(Error::Fenced { .. })));
+/// jobs.put(new.token(), b"job", b"done")?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Db {
+    shared: Arc<Shared>,
+}
+
+/// What all handles of one open store share.
+pub(crate) struct Shared {
+    pub engine: Arc<Engine>,
+    report: OpenReport,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// The operating system's lock on the directory, until the store is closed.
+    lock: Mutex<Option<Box<dyn Send + Sync>>>,
+    /// One creation of a keyspace at a time.
+    creating: Mutex<()>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Options {
+    /// Opens the store in `dir`, creating the directory and the store where they are missing.
+    ///
+    /// # Errors
+    /// [`Error::Locked`]: it is open already. [`Error::Corrupt`], [`Error::UpgradeRequired`]: the files are
+    /// not what was written, or newer than this crate; nothing was changed. [`Error::Io`],
+    /// [`Error::NoSpace`]: the file system. [`Error::InvalidArgument`]: the options.
+    pub fn open(self, dir: impl AsRef<Path>) -> Result<Db> {
+        self.check()?;
+        let storage = match &self.storage {
+            Some(storage) => storage.clone(),
+            None => open_dir(dir.as_ref(), self.read_only || self.must_exist)?,
+        };
+        let name = storage.describe();
+        let lock = take_lock(&*storage, &self)?;
+        let access = if self.read_only { Access::Read } else { Access::Write };
+        let (list, damage) = match List::load(storage.clone(), access)? {
+            Some(loaded) => loaded,
+            None => (create(&storage, &self)?, Default::default()),
+        };
+        if list.block().is_checkpoint && !self.read_only {
+            return Err(Error::invalid(format!("{name} is a checkpoint: open it read-only, or restore it")));
+        }
+        let mut recovered = recover(&storage, &self, list)?;
+        if damage.one_copy {
+            let repaired = if self.read_only { "read around" } else { "repaired" };
+            recovered.report.warnings.push(format!("one copy of STORE was damaged and {repaired}"));
+        }
+        let report = recovered.report.clone();
+        let engine = Arc::new(assemble(storage, name, self, recovered));
+        let shared = Arc::new(Shared {
+            engine,
+            report,
+            threads: Mutex::new(Vec::new()),
+            lock: Mutex::new(lock),
+            creating: Mutex::new(()),
+            stop: Arc::new(AtomicBool::new(false)),
+        });
+        shared.start()?;
+        Ok(Db { shared })
+    }
+}
+
+impl Db {
+    /// Opens the store in `dir` with the default options: durable, created where it is missing.
+    ///
+    /// # Errors
+    /// As [`Options::open`].
+    pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
+        Options::new().open(dir)
+    }
+
+    /// Opens a keyspace, creating it (durably) where it is missing.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when it exists with other options, naming the difference, or has an
+    /// impossible name; [`Error::ReadOnly`] when it would have to be created.
+    pub fn keyspace(&self, name: &str, options: KeyspaceOptions) -> Result<Keyspace> {
+        check_keyspace_name(name)?;
+        options.check()?;
+        let _creating = self.shared.creating.lock();
+        let state = match self.shared.engine.keyspace_by_name(name) {
+            Some(state) => state,
+            None => self.create_keyspace(name, options)?,
+        };
+        match options.difference(&state.options) {
+            Some(difference) => {
+                Err(Error::invalid(format!("keyspace {name:?} exists with other options: {difference}")))
+            }
+            None => Ok(Keyspace { shared: self.shared.clone(), state }),
+        }
+    }
+
+    fn create_keyspace(&self, name: &str, options: KeyspaceOptions) -> Result<Arc<KeyspaceState>> {
+        let engine = &self.shared.engine;
+        let count = engine.keyspaces.read().len();
+        if count >= MAX_KEYSPACES {
+            return Err(Error::TooLarge {
+                what: "the number of keyspaces",
+                size: count + 1,
+                limit: MAX_KEYSPACES,
+            });
+        }
+        let id = KeyspaceId(count as u16 + 1);
+        let value = KeyspaceValue { options, closed: false }.encode();
+        let op = Op {
+            kind: Kind::Keyspace,
+            keyspace: id,
+            token: 0,
+            key: name.as_bytes(),
+            value: &value,
+            links: Links::default(),
+        };
+        let room = room(frame_bytes(1, name.len() + value.len()), 1);
+        let answer = engine.with_room(room, Need::Privileged, |tail| {
+            let (lsn, _) = engine.append_op(tail, &op);
+            engine.answer(tail, Ok(lsn))
+        })?;
+        engine.settle(answer)?;
+        let state = Arc::new(KeyspaceState::new(id, name.to_owned(), options, false));
+        engine.keyspaces.write().push(state.clone());
+        Ok(state)
+    }
+
+    /// The names and options of all keyspaces, in the order of their creation.
+    pub fn keyspaces(&self) -> Vec<(String, KeyspaceOptions)> {
+        let keyspaces = self.shared.engine.keyspaces.read();
+        keyspaces.iter().map(|keyspace| (keyspace.name.clone(), keyspace.options)).collect()
+    }
+
+    /// A batch of changes that are applied together or not at all.
+    pub fn batch(&self) -> Batch {
+        Batch::new(self.shared.clone())
+    }
+
+    /// Everything as it is now, owned: it stays as it is whatever is written later.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::new(&self.shared)
+    }
+
+    /// Sees to it, durably, that every token granted from now on is above `past`. For a migration from a
+    /// system whose tokens are higher.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], [`Error::Indeterminate`], [`Error::Poisoned`], [`Error::ReadOnly`].
+    pub fn advance_tokens(&self, past: Token) -> Result<()> {
+        let engine = &self.shared.engine;
+        let answer = engine.with_room(room(frame_bytes(1, 0), 1), Need::Privileged, |tail| {
+            let token = past.get().max(tail.counter);
+            let op = Op {
+                kind: Kind::Counter,
+                keyspace: KeyspaceId(0),
+                token,
+                key: b"",
+                value: b"",
+                links: Links::default(),
+            };
+            let (lsn, _) = engine.append_op(tail, &op);
+            tail.counter = token;
+            engine.answer(tail, Ok(lsn))
+        })?;
+        engine.settle(answer).map(drop)
+    }
+
+    /// The lsn of the newest durable batch.
+    pub fn last_lsn(&self) -> Lsn {
+        self.shared.engine.progress.durable()
+    }
+
+    /// What opening found: how much was replayed, cut, or read around.
+    pub fn report(&self) -> &OpenReport {
+        &self.shared.report
+    }
+
+    /// Whether the store still acknowledges writes, and if not, why.
+    pub fn health(&self) -> Health {
+        let engine = &self.shared.engine;
+        match engine.cause.get() {
+            Some(cause) => Health::Poisoned(cause.clone()),
+            None if engine.closed.load(Ordering::Acquire) => Health::Closed,
+            None => Health::Healthy,
+        }
+    }
+
+    /// Counters and sizes.
+    pub fn stats(&self) -> Stats {
+        let engine = &self.shared.engine;
+        Stats {
+            disk_bytes: engine.pool.disk_bytes(),
+            index_bytes: engine.slots.heap_bytes() as u64,
+            keys: engine.keyspaces.read().iter().map(|keyspace| keyspace.keys.len() as u64).sum(),
+            leases: engine.leases.len() as u64,
+            snapshots: engine.snapshots.count() as u64,
+            ..engine.counters.copy()
+        }
+    }
+
+    /// Makes everything submitted durable, seals the log, and gives the directory free. Later calls on
+    /// other handles answer [`Error::Closed`].
+    ///
+    /// # Errors
+    /// [`Error::Indeterminate`], [`Error::Poisoned`]: what was submitted and not waited for may be lost.
+    pub fn close(self) -> Result<()> {
+        self.shared.close()
+    }
+}
+
+impl fmt::Debug for Db {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Db").field("dir", &self.shared.engine.dir).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("engine", &self.engine).finish_non_exhaustive()
+    }
+}
+
+fn open_dir(dir: &Path, existing: bool) -> Result<Arc<dyn Storage>> {
+    let opened = if existing { Disk::existing(dir) } else { Disk::create(dir) };
+    match opened {
+        Ok(disk) => Ok(Arc::new(disk)),
+        Err(e) => Err(Error::io(format!("opening the directory {}", dir.display()), e)),
+    }
+}
+
+fn take_lock(storage: &dyn Storage, options: &Options) -> Result<Option<Box<dyn Send + Sync>>> {
+    match storage.lock(name::LOCK) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Err(Error::Locked { dir: storage.describe() }),
+        // A copy on a read-only medium may come without its lock file; nobody can write there.
+        Err(_) if options.read_only => Ok(None),
+        Err(e) => Err(Error::io(format!("locking {}", storage.describe()), e)),
+    }
+}
+
+/// Begins a store in a directory that has none.
+fn create(storage: &Arc<dyn Storage>, options: &Options) -> Result<List> {
+    let dir = storage.describe();
+    let names = storage.list().map_err(|e| Error::io(format!("listing {dir}"), e))?;
+    // Without STORE nobody knows which marks there were. Segments without it are no new store.
+    if names.iter().any(|file| name::parse_segment(file).is_some()) {
+        return Err(Error::corrupt(name::STORE, 0, "it is missing, and segments are there"));
+    }
+    if options.read_only || options.must_exist {
+        return Err(Error::io(format!("opening the store in {dir}"), io::ErrorKind::NotFound.into()));
+    }
+    let mut store_id = [0; 16];
+    store_id[..8].copy_from_slice(&random_u64()?.to_le_bytes());
+    store_id[8..].copy_from_slice(&random_u64()?.to_le_bytes());
+    let block = StoreBlock {
+        generation: 1,
+        store_id,
+        ancestors: Vec::new(),
+        incarnation: random_u64()?,
+        incarnation_before: 0,
+        next_segment: 1,
+        sealed_through: 0,
+        is_checkpoint: false,
+        segments: Vec::new(),
+    };
+    List::create(storage.clone(), block).map_err(|e| match e.kind() {
+        io::ErrorKind::StorageFull => Error::NoSpace { dir, bytes: 0 },
+        _ => Error::io(format!("creating the store in {dir}"), e),
+    })
+}
+
+fn assemble(storage: Arc<dyn Storage>, dir: String, options: Options, recovered: Recovered) -> Engine {
+    let Recovered { list, replay, spares, before, next, .. } = recovered;
+    let durable = Lsn::new(next.get() - 1);
+    let (store_id, incarnation) = (list.block().store_id, list.block().incarnation);
+    let counter = replay.counter();
+    Engine {
+        dir,
+        store_id,
+        incarnation,
+        seed: replay.seed,
+        slots: replay.slots,
+        segments: replay.segments,
+        keyspaces: RwLock::new(replay.keyspaces),
+        progress: Progress::new(durable),
+        tail: Mutex::new(Tail {
+            slots: replay.writer,
+            active: None,
+            filled: VecDeque::new(),
+            next,
+            counter,
+            group: 0,
+            group_start: next,
+            floors: Vec::new(),
+            vanished: VecDeque::new(),
+            idle: true,
+            scratch: Vec::new(),
+        }),
+        committer: Mutex::new(Committer { cursor: None, before, durable, staging: Vec::new() }),
+        pool: Pool::new(storage, list, spares, &options),
+        leases: LeaseTable::new(),
+        released: SegQueue::new(),
+        snapshots: Snapshots::default(),
+        doorbell: Doorbell::new(),
+        pool_bell: Doorbell::new(),
+        waiting: AtomicUsize::new(0),
+        quiet: AtomicBool::new(true),
+        appended_bytes: AtomicU64::new(0),
+        cause: OnceLock::new(),
+        closed: AtomicBool::new(false),
+        counters: Counters::default(),
+        options,
+    }
+}
+
+impl Shared {
+    /// Starts the threads of a store that is open for writing.
+    fn start(&self) -> Result<()> {
+        if self.engine.options.read_only || !self.engine.options.background {
+            return Ok(());
+        }
+        let run = |name: &str, body: fn(&Engine, &AtomicBool)| {
+            let (engine, stop) = (self.engine.clone(), self.stop.clone());
+            thread::Builder::new()
+                .name(name.to_owned())
+                .spawn(move || body(&engine, &stop))
+                .map_err(|e| Error::io("starting a thread", e))
+        };
+        let mut threads = self.threads.lock();
+        threads.push(run("tidewall-commit", run_committer)?);
+        threads.push(run("tidewall-spares", run_spares)?);
+        self.engine.pool_bell.ring();
+        Ok(())
+    }
+
+    pub fn check_readable(&self) -> Result<()> {
+        if self.engine.closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// Waits while too many bytes are in flight.
+    pub fn wait_for_room(&self) -> Result<()> {
+        let engine = &self.engine;
+        let limit = engine.options.in_flight_bytes;
+        let appended = engine.appended_bytes.load(Ordering::Relaxed);
+        if engine.progress.bytes_in_flight(appended) > limit {
+            if engine.options.background {
+                engine.doorbell.ring();
+                engine.progress.wait_for_room(appended, limit);
+            } else {
+                engine.commit_now()?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn check_room(&self) -> Result<()> {
+        let limit = self.engine.options.in_flight_bytes;
+        let appended = self.engine.appended_bytes.load(Ordering::Relaxed);
+        let in_flight = self.engine.progress.bytes_in_flight(appended);
+        if in_flight > limit { Err(Error::Busy { in_flight, limit }) } else { Ok(()) }
+    }
+
+    fn close(&self) -> Result<()> {
+        let engine = &self.engine;
+        if engine.closed.swap(true, Ordering::AcqRel) {
+            return Err(Error::Closed);
+        }
+        self.stop.store(true, Ordering::Release);
+        engine.doorbell.ring();
+        engine.pool_bell.ring();
+        for thread in self.threads.lock().drain(..) {
+            // A thread that panicked has poisoned nothing that is still to be used.
+            let _ = thread.join();
+        }
+        let sealed = if engine.options.read_only { Ok(()) } else { engine.seal_all() };
+        // Whoever still waits learns that nothing more will come.
+        drop(engine.progress.poison());
+        *self.lock.lock() = None;
+        sealed
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !self.engine.closed.load(Ordering::Acquire) {
+            // Only `close` can report; what was acknowledged is durable either way.
+            let _ = self.close();
+        }
+    }
+}
+
+impl Engine {
+    /// Makes everything appended durable, for stores without threads.
+    pub(crate) fn commit_now(&self) -> Result<()> {
+        let mut committer = self.committer.lock();
+        let due = self.commit(&mut committer).map_err(|_| self.indeterminate())?;
+        drop(committer);
+        drop(due);
+        Ok(())
+    }
+
+    /// Commits what is left and seals the active segment where it ends, so that the next open reads its
+    /// key table and has no tail to wonder about.
+    fn seal_all(&self) -> Result<()> {
+        if let Some(cause) = self.cause.get() {
+            return Err(Error::Poisoned { cause: cause.clone() });
+        }
+        self.commit_now()?;
+        let mut committer = self.committer.lock();
+        let filled = {
+            let mut tail = self.tail.lock();
+            tail.retire_active();
+            tail.filled.pop_front()
+        };
+        let Some(filled) = filled else { return Ok(()) };
+        let sealed = self.seal(&mut committer, &filled, SealAt::EndOfFrames).and_then(|()| {
+            let segment = filled.segment.id.0;
+            self.pool.update_list(|block| block.sealed_through = segment)
+        });
+        sealed.map_err(|e| Error::io("sealing the last segment", e))
+    }
+}
+
+/// The committer: one group after the other while there is work, an idle frame when there is none.
+fn run_committer(engine: &Engine, stop: &AtomicBool) {
+    let _guard = PoisonOnPanic(engine);
+    while !stop.load(Ordering::Acquire) {
+        let quiet = engine.quiet.load(Ordering::Acquire);
+        let before = engine.progress.durable();
+        let heard = engine.doorbell.listen((!quiet).then_some(IDLE));
+        if heard == Heard::TimedOut && engine.progress.durable() == before && engine.options.idle_seal {
+            engine.append_idle(&mut engine.tail.lock(), true);
+            engine.quiet.store(true, Ordering::Release);
+        }
+        let mut committer = engine.committer.lock();
+        let due = engine.commit(&mut committer);
+        drop(committer);
+        drop::<Result<Due, _>>(due);
+    }
+}
+
+/// Keeps spare segments ready, off the path of any write.
+fn run_spares(engine: &Engine, stop: &AtomicBool) {
+    let _guard = PoisonOnPanic(engine);
+    while !stop.load(Ordering::Acquire) {
+        // A full disk is told to the write that needs a spare and finds none; it asks again itself.
+        let _ = engine.pool.refill();
+        engine.pool_bell.listen(None);
+    }
+}
+
+/// A background thread that dies must not leave writers waiting for ever.
+struct PoisonOnPanic<'e>(&'e Engine);
+
+impl Drop for PoisonOnPanic<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.poison(io::Error::other("a background thread panicked"));
+        }
+    }
+}
+
+/// A write that was appended and is on its way to the disk; from the `submit` calls.
+///
+/// Wait for it with [`Commit::wait`], or `.await` it on any runtime: polling never syncs (but in a store
+/// [without threads](Options::without_threads)). Commits become durable in the order they were submitted.
+/// Dropping one is harmless: the write goes on. Its lsn is not to be had before it is durable, for after a
+/// crash it would name something else.
+#[must_use = "a submitted write is durable only once its commit says so"]
+pub struct Commit {
+    engine: Arc<Engine>,
+    answer: Answer,
+    slot: WakerSlot,
+}
+
+impl Commit {
+    pub(crate) fn new(shared: &Arc<Shared>, answer: Answer) -> Self {
+        let engine = shared.engine.clone();
+        if engine.options.background && engine.progress.durable() < answer.rests_on {
+            engine.doorbell.ring();
+        }
+        Commit { engine, answer, slot: WakerSlot::default() }
+    }
+
+    /// Waits until the write is durable, or refused for a reason that is.
+    ///
+    /// # Errors
+    /// Any refusal; [`Error::Indeterminate`] when the disk failed on the way.
+    pub fn wait(self) -> Result<Lsn> {
+        let Answer { rests_on, group, .. } = self.answer;
+        if self.engine.progress.durable() < rests_on {
+            if self.engine.options.background {
+                let waited = self.engine.progress.wait(rests_on, group);
+                waited.map_err(|_| self.engine.indeterminate())?;
+            } else {
+                self.engine.wait_durable(rests_on, group)?;
+            }
+        }
+        self.answer.outcome
+    }
+
+    /// Whether the answer is there.
+    pub fn is_done(&self) -> bool {
+        self.engine.progress.durable() >= self.answer.rests_on
+    }
+}
+
+impl Future for Commit {
+    type Output = Result<Lsn>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let lsn = this.answer.rests_on;
+        if !this.engine.options.background && this.engine.progress.durable() < lsn {
+            this.engine.commit_now()?;
+        }
+        match this.engine.progress.poll(lsn, &mut this.slot, cx) {
+            Poll::Ready(Ok(())) => Poll::Ready(this.answer.outcome.clone()),
+            Poll::Ready(Err(_)) => Poll::Ready(Err(this.engine.indeterminate())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl fmt::Debug for Commit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Commit").field("is_done", &self.is_done()).finish_non_exhaustive()
+    }
+}

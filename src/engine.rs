@@ -1,0 +1,401 @@
+//! The store in memory: what is appended, what is durable, and how a name is found in the log.
+//!
+//! One job: hold the state that the verbs (`commit`, `recover`, `grant`) work on, and answer "what is
+//! the newest version of this name at or below that lsn?".
+//!
+//! Lock order: commit lock → list of the pool → tail lock → spares, lease table, key sets, snapshots.
+//! The tail lock is never held across a write or a sync. Readers take none of them.
+//!
+//! Read next: `commit.rs`.
+
+use crate::error::{Cause, Error, Result};
+use crate::fence::{FenceState, Floor, Rule, is_fenced, last_op, mark};
+use crate::format::header::{End, Listed};
+use crate::group_commit::{Doorbell, Progress};
+use crate::index::{OrderedKeys, Slots, SlotsWriter, name_hash};
+use crate::lease::LeaseTable;
+use crate::log::image::{Appender, Image};
+use crate::log::pool::Pool;
+use crate::log::scan::Table;
+use crate::log::segment::{OpRef, Segment, Segments};
+use crate::op::{Class, Kind};
+use crate::options::{KeyspaceOptions, Options, Scope};
+use crate::snapshot::Snapshots;
+use crate::stats::Counters;
+use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
+use crate::types::{Excerpt, KeyspaceId, Location, Lsn, Token};
+use crossbeam_epoch::Guard;
+use crossbeam_queue::SegQueue;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::OnceLock;
+
+/// One keyspace in memory.
+#[derive(Debug)]
+pub(crate) struct KeyspaceState {
+    pub id: KeyspaceId,
+    pub name: String,
+    pub options: KeyspaceOptions,
+    /// Every key that is present at some lsn a reader may still ask for, and perhaps more.
+    pub keys: OrderedKeys,
+    /// Changed under the tail lock.
+    floor_appended: AtomicU64,
+    floor_lsn: AtomicU64,
+    /// Follows `floor_appended` when that is on disk; never ahead of the disk.
+    floor_durable: AtomicU64,
+    highest: AtomicU64,
+    closed: AtomicBool,
+}
+
+impl KeyspaceState {
+    pub fn new(id: KeyspaceId, name: String, options: KeyspaceOptions, closed: bool) -> Self {
+        KeyspaceState {
+            id,
+            name,
+            options,
+            keys: OrderedKeys::default(),
+            floor_appended: AtomicU64::new(0),
+            floor_lsn: AtomicU64::new(0),
+            floor_durable: AtomicU64::new(0),
+            highest: AtomicU64::new(0),
+            closed: AtomicBool::new(closed),
+        }
+    }
+
+    /// The fence of a key, by the scope.
+    pub fn fence_of<'k>(&self, key: &'k [u8]) -> &'k [u8] {
+        &key[..self.options.scope.fence_len(key)]
+    }
+
+    pub fn floor_appended(&self) -> Floor {
+        Floor::unpack(self.floor_appended.load(Ordering::Acquire))
+    }
+
+    pub fn floor_lsn(&self) -> Lsn {
+        Lsn::new(self.floor_lsn.load(Ordering::Acquire))
+    }
+
+    pub fn floor_durable(&self) -> Floor {
+        Floor::unpack(self.floor_durable.load(Ordering::Acquire))
+    }
+
+    /// Under the tail lock. Upholds F2: a floor only rises.
+    pub fn raise_floor(&self, floor: Floor, lsn: Lsn) {
+        let old = self.floor_appended();
+        if (floor.token, floor.exclusive) > (old.token, old.exclusive) {
+            self.floor_appended.store(floor.pack(), Ordering::Release);
+            self.floor_lsn.store(lsn.get(), Ordering::Release);
+        }
+    }
+
+    /// After the sync that made it durable.
+    pub fn publish_floor(&self, floor: Floor) {
+        let old = self.floor_durable();
+        if (floor.token, floor.exclusive) > (old.token, old.exclusive) {
+            self.floor_durable.store(floor.pack(), Ordering::Release);
+        }
+    }
+
+    pub fn admitted(&self, token: u64) {
+        self.highest.fetch_max(token, Ordering::Relaxed);
+    }
+
+    pub fn rule(&self) -> Rule {
+        Rule {
+            tokens: self.options.tokens,
+            jump_cap: self.options.jump_cap,
+            highest: self.highest.load(Ordering::Relaxed),
+        }
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    pub fn set_closed(&self, closed: bool) {
+        self.closed.store(closed, Ordering::Release);
+    }
+}
+
+/// The end of the log in memory, behind the tail lock.
+pub(crate) struct Tail {
+    pub slots: SlotsWriter,
+    pub active: Option<Active>,
+    /// Full segments whose frames or seal are not on the disk yet, oldest first.
+    pub filled: VecDeque<Filled>,
+    /// The lsn of the next frame.
+    pub next: Lsn,
+    /// The highest token granted, and no token admitted from this store's leases is above it.
+    pub counter: u64,
+    /// The group being gathered, and its first lsn.
+    pub group: u32,
+    pub group_start: Lsn,
+    /// Floors appended in the group being gathered.
+    pub floors: Vec<(Arc<KeyspaceState>, Floor)>,
+    /// Deleted keys that may leave the ordered set once nobody can see them.
+    pub vanished: VecDeque<(Lsn, Arc<KeyspaceState>, Box<[u8]>)>,
+    /// The last frame was an idle one: nothing behind it needs evidence.
+    pub idle: bool,
+    /// Reused from frame to frame.
+    pub scratch: Vec<u8>,
+}
+
+/// The segment being appended to.
+pub(crate) struct Active {
+    pub segment: Arc<Segment>,
+    pub image: Arc<Image>,
+    pub appender: Appender,
+    pub listed: Listed,
+    pub counter: u64,
+    pub table: Table,
+    pub frames: u32,
+}
+
+/// A segment that no frame will be appended to any more.
+pub(crate) struct Filled {
+    pub segment: Arc<Segment>,
+    pub image: Arc<Image>,
+    pub listed: Listed,
+    pub counter_before: u64,
+    pub counter: u64,
+    pub table: Table,
+    pub frames: u32,
+    pub end: u32,
+    pub last: Lsn,
+}
+
+/// How far the log is on disk, behind the commit lock.
+pub(crate) struct Committer {
+    pub cursor: Option<Cursor>,
+    /// How the last sealed segment ended: the next header names it.
+    pub before: End,
+    pub durable: Lsn,
+    /// Frames with their checksums filled in, on their way to the disk.
+    pub staging: Vec<u8>,
+}
+
+/// The place behind the last frame on disk.
+pub(crate) struct Cursor {
+    pub segment: Arc<Segment>,
+    pub offset: u32,
+    /// The checksum that the next frame must name.
+    pub checksum: u32,
+}
+
+/// A lease that was given back without a lock; its `Release` op rides with the next group.
+pub(crate) struct Released {
+    pub keyspace: Arc<KeyspaceState>,
+    pub fence: Box<[u8]>,
+    pub token: Token,
+}
+
+/// Everything that readers, writers and background threads share.
+pub(crate) struct Engine {
+    pub dir: String,
+    pub options: Options,
+    pub store_id: [u8; 16],
+    pub incarnation: u64,
+    /// Of the hashes of names: differs from store to store, so nobody can aim at the index.
+    pub seed: u64,
+    pub slots: Arc<Slots>,
+    pub segments: Segments,
+    pub keyspaces: RwLock<Vec<Arc<KeyspaceState>>>,
+    pub progress: Progress,
+    pub tail: Mutex<Tail>,
+    pub committer: Mutex<Committer>,
+    pub pool: Pool,
+    pub leases: LeaseTable,
+    pub released: SegQueue<Released>,
+    pub snapshots: Snapshots,
+    /// Rung when the committer thread has work.
+    pub doorbell: Doorbell,
+    /// Rung when spares run low.
+    pub pool_bell: Doorbell,
+    /// Blocking callers that wait for durability right now.
+    pub waiting: AtomicUsize,
+    /// The last frame proves all before it, and the committer sleeps until it is rung.
+    pub quiet: AtomicBool,
+    /// Bytes appended so far; how many of them are durable, `progress` knows.
+    pub appended_bytes: AtomicU64,
+    pub cause: OnceLock<Cause>,
+    pub closed: AtomicBool,
+    pub counters: Counters,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("dir", &self.dir).finish_non_exhaustive()
+    }
+}
+
+/// What stands at a fence, and where.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FenceView {
+    pub state: FenceState,
+    /// The op found under the fence's own name: what the next one links to.
+    pub at: Option<Location>,
+}
+
+impl Engine {
+    pub fn hash(&self, keyspace: &KeyspaceState, class: Class, name: &[u8]) -> u64 {
+        name_hash(self.seed, keyspace.id.0, class as u8, name)
+    }
+
+    /// The newest op under a name, durable or not.
+    pub fn newest<'g>(
+        &self,
+        keyspace: &KeyspaceState,
+        class: Class,
+        name: &[u8],
+        hash: u64,
+        guard: &'g Guard,
+    ) -> Result<Option<OpRef<'g>>> {
+        self.slots.find(hash, guard, |place| {
+            let Some(segment) = self.segments.get(place.segment, guard) else { return Ok(None) };
+            let found = segment.op(place.offset)?;
+            Ok(is_named(&found, keyspace, class, name).then_some(found))
+        })
+    }
+
+    /// Follows links back until an op is at or below `lsn`.
+    fn back_to<'g>(
+        &self,
+        mut found: Option<OpRef<'g>>,
+        lsn: Lsn,
+        link: impl Fn(&OpRef<'g>) -> Option<Location>,
+        guard: &'g Guard,
+    ) -> Result<Option<OpRef<'g>>> {
+        while let Some(op) = &found
+            && op.lsn > lsn
+        {
+            found = match link(op) {
+                Some(at) => self.segments.op(at, guard)?,
+                None => None,
+            };
+        }
+        Ok(found)
+    }
+
+    /// The version of a key at `lsn`: a put, a delete, or nothing. Upholds S1.
+    pub fn version<'g>(
+        &self,
+        keyspace: &KeyspaceState,
+        key: &[u8],
+        hash: u64,
+        lsn: Lsn,
+        guard: &'g Guard,
+    ) -> Result<Option<OpRef<'g>>> {
+        let newest = self.newest(keyspace, Class::Key, key, hash, guard)?;
+        self.back_to(newest, lsn, |op| op.head.links.previous, guard)
+    }
+
+    /// What stands at a fence at `lsn`; [`Lsn::LAST`] for what is appended.
+    ///
+    /// In `Scope::Key` the versions of the key carry the state of its fence too, so a fence costs
+    /// nothing beside its key; whichever op is newer has it.
+    pub fn fence<'g>(
+        &self,
+        keyspace: &KeyspaceState,
+        name: &[u8],
+        hash: u64,
+        lsn: Lsn,
+        guard: &'g Guard,
+    ) -> Result<FenceView> {
+        let newest = self.newest(keyspace, Class::Fence, name, hash, guard)?;
+        let at = newest.as_ref().map(|op| op.at);
+        let own = self.back_to(newest, lsn, |op| op.head.links.fence.flatten(), guard)?;
+        let mut state = own.as_ref().map_or(FenceState::default(), state_of);
+        if keyspace.options.scope == Scope::Key {
+            let key_hash = self.hash(keyspace, Class::Key, name);
+            if let Some(version) = self.version(keyspace, name, key_hash, lsn, guard)?
+                && version.lsn > state.lsn
+            {
+                state = state_of(&version);
+            }
+        }
+        Ok(FenceView { state, at })
+    }
+
+    /// The refusal that needs no lock: the durable mark alone is above the token.
+    ///
+    /// The own mark is read before the floor: folding raises the floor before it drops own marks.
+    pub fn check_early(&self, keyspace: &KeyspaceState, fence: &[u8], hash: u64, token: Token) -> Result<()> {
+        let guard = crossbeam_epoch::pin();
+        let durable = self.progress.durable();
+        let mut view = self.fence(keyspace, fence, hash, Lsn::LAST, &guard)?;
+        if !is_fenced(token, view.state.mark, keyspace.floor_appended()) {
+            return Ok(());
+        }
+        if view.state.lsn > durable {
+            view = self.fence(keyspace, fence, hash, durable, &guard)?;
+        }
+        let floor = keyspace.floor_durable();
+        if is_fenced(token, view.state.mark, floor) {
+            self.counters.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(fenced(token, fence, &view.state, floor));
+        }
+        Ok(())
+    }
+
+    /// Answers `Poisoned` or `Closed` where nothing may be written any more.
+    pub fn check_open(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::Closed);
+        }
+        if self.options.read_only {
+            return Err(Error::ReadOnly);
+        }
+        match self.cause.get() {
+            Some(cause) => Err(Error::Poisoned { cause: cause.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Upholds D5: from here on nothing is acknowledged.
+    pub fn poison(&self, cause: std::io::Error) {
+        self.cause.get_or_init(|| Cause::from(cause));
+        drop(self.progress.poison());
+    }
+
+    pub fn keyspace_by_name(&self, name: &str) -> Option<Arc<KeyspaceState>> {
+        self.keyspaces.read().iter().find(|keyspace| keyspace.name == name).cloned()
+    }
+}
+
+impl Tail {
+    /// The group that makes `lsn` durable: the one being gathered, or the one on its way.
+    pub fn group_of(&self, lsn: Lsn) -> u32 {
+        if lsn >= self.group_start { self.group } else { self.group.wrapping_sub(1) }
+    }
+}
+
+/// The state that an op leaves its fence in.
+pub(crate) fn state_of(op: &OpRef<'_>) -> FenceState {
+    let links = &op.head.links;
+    FenceState { mark: op.head.token, lsn: op.lsn, last: links.last, predecessor: links.predecessor }
+}
+
+/// Whether an op stands under a name: as a version of a key, or as the state of a fence.
+pub(crate) fn is_named(found: &OpRef<'_>, keyspace: &KeyspaceState, class: Class, name: &[u8]) -> bool {
+    if found.head.keyspace != keyspace.id {
+        return false;
+    }
+    let key = found.key();
+    match (class, found.head.kind) {
+        (Class::Key, kind) => kind.is_value() && key == name,
+        (Class::Fence, Kind::Grant | Kind::Mark) => key == name,
+        (Class::Fence, kind) => {
+            kind.is_value() && found.head.links.fence.is_some() && keyspace.fence_of(key) == name
+        }
+    }
+}
+
+/// The refusal, with what the loser wants to know.
+pub(crate) fn fenced(token: Token, fence: &[u8], own: &FenceState, floor: Floor) -> Error {
+    Error::Fenced {
+        token,
+        mark: mark(own.mark, floor),
+        fence: Excerpt::new(fence),
+        last_op: last_op(token, own, floor),
+    }
+}

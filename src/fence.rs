@@ -1,0 +1,285 @@
+//! The rule: a lower token is fenced.
+//!
+//! [`check`] is the whole of it. Promises F1–F3 (ARCHITECTURE.md). Never reads a clock, a file or a
+//! lease: the same calls in the same order give the same answers, which is why recovery can simply
+//! replay what was admitted.
+//!
+//! Read next: `commit.rs`, which calls [`check`] and the mutation under one lock.
+
+use crate::error::LastOp;
+use crate::options::Tokens;
+use crate::types::{Lsn, Mark, OpId, Token};
+
+/// What the log knows of one fence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct FenceState {
+    /// The own mark; 0 when the fence has none.
+    pub mark: u64,
+    /// The op that set this state: what an answer resting on it rests on.
+    pub lsn: Lsn,
+    /// The last numbered operation under `mark`, and where it was committed.
+    pub last: Option<(OpId, Lsn)>,
+    /// The newest token below `mark` that committed a numbered operation, and its last one. A raise
+    /// without a write does not displace it.
+    pub predecessor: Option<(u64, OpId)>,
+}
+
+/// A keyspace-wide mark that no fence of the keyspace is below.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Floor {
+    /// 0 when the keyspace has none.
+    pub token: u64,
+    /// Raised by folding marks: a token equal to it belongs to a fence whose mark is gone, so it is
+    /// fenced. One raised by `raise_all` admits its own token.
+    pub exclusive: bool,
+}
+
+impl Floor {
+    /// The lowest token this floor admits, less one: what a mark of a fence is never below.
+    fn below(self) -> u64 {
+        if self.exclusive { self.token } else { self.token.saturating_sub(1) }
+    }
+
+    /// As one word, for atomics: tokens leave the top bit free.
+    pub(crate) const fn pack(self) -> u64 {
+        self.token | (self.exclusive as u64) << 63
+    }
+
+    pub(crate) const fn unpack(word: u64) -> Self {
+        Floor { token: word & !(1 << 63), exclusive: word >> 63 == 1 }
+    }
+}
+
+/// The mark of a fence: the larger of its own and the floor.
+pub(crate) fn mark(own: u64, floor: Floor) -> Mark {
+    Mark::from_number(own.max(floor.token))
+}
+
+/// Whether `token` is below what these admit: the question of the lock-free path.
+pub(crate) fn is_fenced(token: Token, own: u64, floor: Floor) -> bool {
+    token.get() < own || token.get() <= floor.below()
+}
+
+/// What else the rule needs to know of a keyspace.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rule {
+    pub tokens: Tokens,
+    pub jump_cap: Option<u64>,
+    /// The highest token the keyspace has admitted.
+    pub highest: u64,
+}
+
+/// Why a token is not admitted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refusal {
+    Fenced,
+    Unknown,
+    Jump,
+}
+
+/// The rule of every mutator: may a writer who presents `token` write to this fence?
+///
+/// Upholds F2 (an admitted token is never below the mark) and F3 (a refusal changes nothing: this
+/// only answers).
+pub(crate) fn check(token: Token, own: &FenceState, floor: Floor, rule: &Rule) -> Result<(), Refusal> {
+    let mark = mark(own.mark, floor).get();
+    if is_fenced(token, own.mark, floor) {
+        return Err(Refusal::Fenced);
+    }
+    if token.get() == mark {
+        return Ok(());
+    }
+    match rule.tokens {
+        // A grant raises its fence before anyone holds the token (F4), so a token above the mark was
+        // granted for another fence, or never.
+        Tokens::Store => Err(Refusal::Unknown),
+        Tokens::External => check_jump(token, rule),
+    }
+}
+
+/// The rule of `raise` and `raise_all`: as [`check`], but a token that this store granted may be
+/// carried to another fence on purpose. `counter` is the highest token ever granted.
+pub(crate) fn check_raise(
+    token: Token,
+    own: &FenceState,
+    floor: Floor,
+    rule: &Rule,
+    counter: u64,
+) -> Result<(), Refusal> {
+    if is_fenced(token, own.mark, floor) {
+        return Err(Refusal::Fenced);
+    }
+    match rule.tokens {
+        Tokens::Store if token.get() > counter => Err(Refusal::Unknown),
+        Tokens::Store => Ok(()),
+        Tokens::External => check_jump(token, rule),
+    }
+}
+
+fn check_jump(token: Token, rule: &Rule) -> Result<(), Refusal> {
+    match rule.jump_cap {
+        Some(cap) if rule.highest > 0 && token.get() > rule.highest.saturating_add(cap) => Err(Refusal::Jump),
+        _ => Ok(()),
+    }
+}
+
+/// How an operation number stands to the last one of the same fence and token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OpOrder {
+    Newer,
+    Same(Lsn),
+    Older(OpId),
+}
+
+/// Only answers: is this operation new for (fence, token)?
+pub(crate) fn check_op(token: Token, op: OpId, own: &FenceState) -> OpOrder {
+    match own.last {
+        Some((last, lsn)) if own.mark == token.get() && op == last => OpOrder::Same(lsn),
+        Some((last, _)) if own.mark == token.get() && op < last => OpOrder::Older(last),
+        _ => OpOrder::Newer,
+    }
+}
+
+/// The state after an admitted op at `lsn`. Upholds F2: marks only rise.
+pub(crate) fn admit(own: &FenceState, token: Token, op: Option<OpId>, lsn: Lsn) -> FenceState {
+    debug_assert!(token.get() >= own.mark);
+    let same = own.mark == token.get();
+    let last = match op {
+        Some(op) => Some((op, lsn)),
+        None if same => own.last,
+        None => None,
+    };
+    let predecessor = match own.last {
+        Some((op, _)) if !same => Some((own.mark, op)),
+        _ => own.predecessor,
+    };
+    FenceState { mark: token.get(), lsn, last, predecessor }
+}
+
+/// What a fenced writer is told of its last operation.
+pub(crate) fn last_op(token: Token, own: &FenceState, floor: Floor) -> LastOp {
+    let token = token.get();
+    // What a folded mark knew went with it.
+    if floor.exclusive && token <= floor.token {
+        return LastOp::Unknown;
+    }
+    match (own.last, own.predecessor) {
+        (Some((op, _)), _) if token == own.mark => LastOp::Committed(op),
+        (None, _) if token == own.mark => LastOp::Nothing,
+        _ if own.mark == 0 => LastOp::Unknown,
+        (_, Some((was, op))) if token == was => LastOp::Committed(op),
+        (_, Some((was, _))) if token < was => LastOp::Unknown,
+        _ => LastOp::Nothing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(n: u64) -> Token {
+        Token::new(n).unwrap()
+    }
+
+    fn own(mark: u64) -> FenceState {
+        FenceState { mark, ..FenceState::default() }
+    }
+
+    const STORE: Rule = Rule { tokens: Tokens::Store, jump_cap: None, highest: 0 };
+    const EXTERNAL: Rule = Rule { tokens: Tokens::External, jump_cap: None, highest: 0 };
+
+    /// Every own mark, floor, kind of floor, source and token from 0 to 5, against the rule in words.
+    #[test]
+    fn lower_token_is_fenced_in_every_combination() {
+        for own_mark in 0..=5 {
+            for floor_token in 0..=5 {
+                for exclusive in [false, true] {
+                    for rule in [STORE, EXTERNAL] {
+                        for t in 1..=6 {
+                            let floor = Floor { token: floor_token, exclusive: exclusive && floor_token > 0 };
+                            let m = own_mark.max(floor_token);
+                            let folded = floor.exclusive && t == floor_token;
+                            let expected = if t < m || folded {
+                                Err(Refusal::Fenced)
+                            } else if t == m || rule.tokens == Tokens::External {
+                                Ok(())
+                            } else {
+                                Err(Refusal::Unknown)
+                            };
+                            assert_eq!(
+                                check(token(t), &own(own_mark), floor, &rule),
+                                expected,
+                                "own {own_mark} floor {floor:?} {:?} token {t}",
+                                rule.tokens
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn raise_carries_a_granted_token_and_no_other() {
+        assert_eq!(check_raise(token(5), &own(3), Floor::default(), &STORE, 5), Ok(()));
+        assert_eq!(check_raise(token(6), &own(3), Floor::default(), &STORE, 5), Err(Refusal::Unknown));
+        assert_eq!(check_raise(token(2), &own(3), Floor::default(), &STORE, 5), Err(Refusal::Fenced));
+        assert_eq!(check_raise(token(6), &own(3), Floor::default(), &EXTERNAL, 0), Ok(()));
+    }
+
+    #[test]
+    fn a_jump_above_the_cap_is_refused_but_not_the_first_token() {
+        let rule = Rule { tokens: Tokens::External, jump_cap: Some(10), highest: 100 };
+        assert_eq!(check(token(110), &own(0), Floor::default(), &rule), Ok(()));
+        assert_eq!(check(token(111), &own(0), Floor::default(), &rule), Err(Refusal::Jump));
+        let first = Rule { highest: 0, ..rule };
+        assert_eq!(check(token(1 << 40), &own(0), Floor::default(), &first), Ok(()));
+        let top = Rule { highest: u64::MAX - 1, ..rule };
+        assert_eq!(check(Token::MAX, &own(0), Floor::default(), &top), Ok(()));
+    }
+
+    #[test]
+    fn operations_are_ordered_per_token() {
+        let state = FenceState { last: Some((OpId::new(5), Lsn::new(9))), ..own(7) };
+        assert_eq!(check_op(token(7), OpId::new(5), &state), OpOrder::Same(Lsn::new(9)));
+        assert_eq!(check_op(token(7), OpId::new(4), &state), OpOrder::Older(OpId::new(5)));
+        assert_eq!(check_op(token(7), OpId::new(6), &state), OpOrder::Newer);
+        assert_eq!(check_op(token(8), OpId::new(1), &state), OpOrder::Newer);
+    }
+
+    #[test]
+    fn the_predecessors_last_operation_is_known_one_hand_over_later() {
+        let floor = Floor::default();
+        let a = admit(&FenceState::default(), token(41), Some(OpId::new(7)), Lsn::new(1));
+        let b = admit(&a, token(42), None, Lsn::new(2));
+        assert_eq!(last_op(token(41), &b, floor), LastOp::Committed(OpId::new(7)));
+        // 42 was granted and wrote nothing: it does not displace what 41 left.
+        let c = admit(&b, token(43), None, Lsn::new(3));
+        assert_eq!(last_op(token(41), &c, floor), LastOp::Committed(OpId::new(7)));
+        assert_eq!(last_op(token(42), &c, floor), LastOp::Nothing);
+        assert_eq!(last_op(token(40), &c, floor), LastOp::Unknown);
+        let d = admit(&c, token(43), Some(OpId::new(1)), Lsn::new(4));
+        let e = admit(&d, token(44), None, Lsn::new(5));
+        assert_eq!(last_op(token(43), &e, floor), LastOp::Committed(OpId::new(1)));
+        assert_eq!(last_op(token(41), &e, floor), LastOp::Unknown);
+        assert_eq!(last_op(token(41), &e, Floor { token: 41, exclusive: true }), LastOp::Unknown);
+    }
+
+    #[test]
+    fn a_write_without_a_number_keeps_the_last_number() {
+        let a = admit(&FenceState::default(), token(1), Some(OpId::new(3)), Lsn::new(1));
+        let b = admit(&a, token(1), None, Lsn::new(2));
+        assert_eq!(b.last, Some((OpId::new(3), Lsn::new(1))));
+    }
+
+    #[test]
+    fn floor_packs_both_ways() {
+        for floor in [
+            Floor::default(),
+            Floor { token: Token::MAX.get(), exclusive: true },
+            Floor { token: 9, exclusive: false },
+        ] {
+            assert_eq!(Floor::unpack(floor.pack()), floor);
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! The names of the files of a store: made and parsed here and nowhere else.
+
+use crate::types::SegmentId;
+
+/// The file that carries the operating system's lock.
+pub(crate) const LOCK: &str = "LOCK";
+/// The list of segments.
+pub(crate) const STORE: &str = "STORE";
+/// A larger `STORE` on its way to replace the old one.
+pub(crate) const STORE_NEW: &str = "STORE.new";
+
+/// The file of a segment.
+pub(crate) fn segment(id: SegmentId) -> String {
+    format!("{:06}.seg", id.0)
+}
+
+/// The segment that a file name stands for; `None` for every name that [`segment`] does not make.
+pub(crate) fn parse_segment(name: &str) -> Option<SegmentId> {
+    let id = SegmentId(name.strip_suffix(".seg")?.parse().ok()?);
+    (segment(id) == name).then_some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_made_here_are_parsed() {
+        for id in [0, 1, 999_999, 1_000_000, u32::MAX] {
+            assert_eq!(parse_segment(&segment(SegmentId(id))), Some(SegmentId(id)));
+        }
+        for foreign in [
+            "1.seg",
+            "+00001.seg",
+            "0000001.seg",
+            "000001.seg~",
+            ".seg",
+            "STORE",
+            "00000a.seg",
+            "99999999999.seg",
+        ] {
+            assert_eq!(parse_segment(foreign), None, "{foreign}");
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! One op as bytes. The layout is in `docs/format.md`, under "Op".
+
+use super::salt::Salt;
+use crate::op::{Kind, Links, Op};
+use crate::types::{KeyspaceId, Location, Lsn, MAX_KEY_BYTES, OpId, SegmentId};
+use std::ops::Range;
+
+/// Values above this have a checksum of their own, so that reading a mark or a key never means
+/// reading a large value.
+pub(crate) const INLINE_VALUE_BYTES: usize = 512;
+/// The most bytes an op takes beside its key and value.
+pub(crate) const MAX_OVERHEAD: usize = 4 + 2 + 5 + 3 + 9 + 3 + 5 + 8 + 8 + 20 + 20 + 18 + 4;
+
+mod flag {
+    /// The previous version lies in the same segment, this many bytes back.
+    pub const PREVIOUS_NEAR: u8 = 1;
+    /// The previous version lies anywhere.
+    pub const PREVIOUS_FAR: u8 = 1 << 1;
+    /// The op changes the state of its fence.
+    pub const FENCE: u8 = 1 << 2;
+    /// ... whose earlier state was set by another op.
+    pub const FENCE_LINK: u8 = 1 << 3;
+    pub const LAST: u8 = 1 << 4;
+    pub const PREDECESSOR: u8 = 1 << 5;
+    pub const MOVED: u8 = 1 << 6;
+    pub const LARGE: u8 = 1 << 7;
+}
+
+/// Why bytes are not an op.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BadOp(pub &'static str);
+
+/// Where an op is written: what its bytes depend on beside itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Site {
+    pub salt: Salt,
+    pub segment: SegmentId,
+    /// The offset of the op in the segment.
+    pub offset: u32,
+    /// The offset of its frame.
+    pub frame: u32,
+    pub lsn: Lsn,
+}
+
+/// An op as found in bytes: everything but the key and value, which are ranges of the bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub kind: Kind,
+    pub keyspace: KeyspaceId,
+    pub token: u64,
+    pub links: Links,
+    /// Bytes back to the start of the frame.
+    pub back: u32,
+    pub key: Range<usize>,
+    pub value: Range<usize>,
+    checksum: u32,
+    value_checksum: Option<u32>,
+    start: usize,
+}
+
+impl Head {
+    /// Where the op ends.
+    pub fn end(&self) -> usize {
+        self.value.end
+    }
+
+    /// The checksum that stands in front of the op: frames chain these.
+    pub fn checksum(&self) -> u32 {
+        self.checksum
+    }
+
+    /// The op as a value.
+    pub fn op<'a>(&self, bytes: &'a [u8]) -> Op<'a> {
+        Op {
+            kind: self.kind,
+            keyspace: self.keyspace,
+            token: self.token,
+            key: &bytes[self.key.clone()],
+            value: &bytes[self.value.clone()],
+            links: self.links,
+        }
+    }
+
+    /// Whether everything but a large value is what was written at `offset` in the frame `lsn`.
+    pub fn verify_head(&self, bytes: &[u8], salt: Salt, offset: u32, lsn: Lsn) -> bool {
+        let end = if self.value_checksum.is_some() { self.value.start } else { self.value.end };
+        salt.op_checksum(offset, lsn, &bytes[self.start + 4..end]) == self.checksum
+    }
+
+    /// Whether a large value is what was written; `verify_head` has covered a small one.
+    pub fn verify_value(&self, bytes: &[u8]) -> bool {
+        self.value_checksum.is_none_or(|sum| crc32fast::hash(&bytes[self.value.clone()]) == sum)
+    }
+}
+
+/// Appends the bytes of `op` to `out` and returns its checksum. `out` may hold earlier ops.
+pub(crate) fn encode(op: &Op<'_>, site: &Site, large_checksum: Option<u32>, out: &mut Vec<u8>) -> u32 {
+    let start = out.len();
+    let links = &op.links;
+    let near = links
+        .previous
+        .filter(|at| at.segment == site.segment && at.offset < site.offset)
+        .map(|at| site.offset - at.offset);
+    let large = op.value.len() > INLINE_VALUE_BYTES;
+    let mut flags = 0;
+    flags |= match (links.previous, near) {
+        (None, _) => 0,
+        (_, Some(_)) => flag::PREVIOUS_NEAR,
+        (_, None) => flag::PREVIOUS_FAR,
+    };
+    flags |= match links.fence {
+        None => 0,
+        Some(None) => flag::FENCE,
+        Some(Some(_)) => flag::FENCE | flag::FENCE_LINK,
+    };
+    flags |= if links.last.is_some() { flag::LAST } else { 0 };
+    flags |= if links.predecessor.is_some() { flag::PREDECESSOR } else { 0 };
+    flags |= if links.moved.is_some() { flag::MOVED } else { 0 };
+    flags |= if large { flag::LARGE } else { 0 };
+
+    out.extend_from_slice(&[0, 0, 0, 0, op.kind as u8, flags]);
+    put_varint(out, (site.offset - site.frame) as u64);
+    put_varint(out, op.keyspace.0 as u64);
+    put_varint(out, op.token);
+    put_varint(out, op.key.len() as u64);
+    put_varint(out, op.value.len() as u64);
+    match (near, links.previous) {
+        (Some(back), _) => put_varint(out, back as u64),
+        (None, Some(at)) => out.extend_from_slice(&at.pack().to_le_bytes()),
+        (None, None) => {}
+    }
+    if let Some(Some(at)) = links.fence {
+        out.extend_from_slice(&at.pack().to_le_bytes());
+    }
+    if let Some((op, lsn)) = links.last {
+        put_varint(out, op.get());
+        put_varint(out, lsn.get());
+    }
+    if let Some((token, op)) = links.predecessor {
+        put_varint(out, token);
+        put_varint(out, op.get());
+    }
+    if let Some((lsn, place)) = links.moved {
+        put_varint(out, lsn.get());
+        out.extend_from_slice(&place.pack().to_le_bytes());
+    }
+    if large {
+        let sum = large_checksum.unwrap_or_else(|| crc32fast::hash(op.value));
+        out.extend_from_slice(&sum.to_le_bytes());
+    }
+    out.extend_from_slice(op.key);
+    let head_end = out.len();
+    out.extend_from_slice(op.value);
+    let covered = if large { &out[start + 4..head_end] } else { &out[start + 4..] };
+    let checksum = site.salt.op_checksum(site.offset, site.lsn, covered);
+    out[start..start + 4].copy_from_slice(&checksum.to_le_bytes());
+    checksum
+}
+
+/// Reads the op that starts at `start` of `bytes`, the bytes of its segment (or a piece of them:
+/// `offset` is then where `start` lies in `segment`). Proves nothing: see [`Head::verify_head`].
+pub(crate) fn decode(bytes: &[u8], start: usize, segment: SegmentId, offset: u32) -> Result<Head, BadOp> {
+    const SHORT: BadOp = BadOp("an op runs past its end");
+    let mut at = Reader { bytes, at: start };
+    let checksum = at.u32().ok_or(SHORT)?;
+    let kind = Kind::from_number(at.u8().ok_or(SHORT)?).ok_or(BadOp("an op of an unknown kind"))?;
+    let flags = at.u8().ok_or(SHORT)?;
+    let back = u32::try_from(at.varint().ok_or(SHORT)?).map_err(|_| SHORT)?;
+    let keyspace = u16::try_from(at.varint().ok_or(SHORT)?).map_err(|_| BadOp("a keyspace out of range"))?;
+    let token = at.varint().ok_or(SHORT)?;
+    let key_len = at.varint().ok_or(SHORT)?;
+    let value_len = at.varint().ok_or(SHORT)?;
+    if token > i64::MAX as u64 {
+        return Err(BadOp("a token out of range"));
+    }
+    if key_len > MAX_KEY_BYTES as u64 || value_len > u32::MAX as u64 {
+        return Err(BadOp("a length out of range"));
+    }
+    let mut links = Links::default();
+    if flags & flag::PREVIOUS_NEAR != 0 {
+        let back = at.varint().ok_or(SHORT)?;
+        let offset = (offset as u64).checked_sub(back).ok_or(BadOp("a link before the segment"))?;
+        links.previous = Some(Location { segment, offset: offset as u32 });
+    } else if flags & flag::PREVIOUS_FAR != 0 {
+        links.previous = Some(Location::unpack(at.u64().ok_or(SHORT)?));
+    }
+    if flags & flag::FENCE != 0 {
+        let linked = flags & flag::FENCE_LINK != 0;
+        links.fence = Some(if linked { Some(Location::unpack(at.u64().ok_or(SHORT)?)) } else { None });
+    }
+    if flags & flag::LAST != 0 {
+        let op = OpId::try_new(at.varint().ok_or(SHORT)?).ok_or(BadOp("operation 0"))?;
+        links.last = Some((op, Lsn::new(at.varint().ok_or(SHORT)?)));
+    }
+    if flags & flag::PREDECESSOR != 0 {
+        let token = at.varint().ok_or(SHORT)?;
+        let op = OpId::try_new(at.varint().ok_or(SHORT)?).ok_or(BadOp("operation 0"))?;
+        links.predecessor = Some((token, op));
+    }
+    if flags & flag::MOVED != 0 {
+        let lsn = Lsn::new(at.varint().ok_or(SHORT)?);
+        links.moved = Some((lsn, Location::unpack(at.u64().ok_or(SHORT)?)));
+    }
+    let value_checksum = if flags & flag::LARGE != 0 { Some(at.u32().ok_or(SHORT)?) } else { None };
+    let key = at.at..at.at.checked_add(key_len as usize).ok_or(SHORT)?;
+    let value = key.end..key.end.checked_add(value_len as usize).ok_or(SHORT)?;
+    if value.end > bytes.len() {
+        return Err(SHORT);
+    }
+    Ok(Head {
+        kind,
+        keyspace: KeyspaceId(keyspace),
+        token,
+        links,
+        back,
+        key,
+        value,
+        checksum,
+        value_checksum,
+        start,
+    })
+}
+
+/// Appends a little-endian base-128 number.
+pub(crate) fn put_varint(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+/// A cursor over bytes that ends with `None`, never with a panic.
+pub(crate) struct Reader<'a> {
+    pub bytes: &'a [u8],
+    pub at: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+        let taken = self.bytes.get(self.at..self.at.checked_add(n)?)?;
+        self.at += n;
+        Some(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.take(N)?.try_into().ok()
+    }
+
+    pub fn u8(&mut self) -> Option<u8> {
+        let byte = *self.bytes.get(self.at)?;
+        self.at += 1;
+        Some(byte)
+    }
+
+    pub fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    pub fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    pub fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    pub fn varint(&mut self) -> Option<u64> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.u8()?;
+            if shift == 63 && byte > 1 {
+                return None;
+            }
+            number |= ((byte & 0x7f) as u64) << shift;
+            if byte < 0x80 {
+                return Some(number);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn site() -> Site {
+        Site {
+            salt: Salt::new(&[1; 16], SegmentId(3), 5),
+            segment: SegmentId(3),
+            offset: 5000,
+            frame: 4972,
+            lsn: Lsn::new(77),
+        }
+    }
+
+    fn ops() -> Vec<Op<'static>> {
+        static LARGE: [u8; 700] = [7; 700];
+        let near = Location { segment: SegmentId(3), offset: 4100 };
+        let far = Location { segment: SegmentId(2), offset: 9999 };
+        let plain = Op {
+            kind: Kind::Put,
+            keyspace: KeyspaceId(1),
+            token: 41,
+            key: b"key",
+            value: b"value",
+            links: Links::default(),
+        };
+        let full = Links {
+            previous: Some(far),
+            fence: Some(Some(near)),
+            last: Some((OpId::new(9), Lsn::new(70))),
+            predecessor: Some((40, OpId::new(u64::MAX))),
+            moved: Some((Lsn::new(50), far)),
+        };
+        vec![
+            plain,
+            Op { links: Links { previous: Some(near), ..Links::default() }, ..plain },
+            Op { links: Links { fence: Some(None), ..Links::default() }, token: i64::MAX as u64, ..plain },
+            Op { links: full, value: &LARGE, keyspace: KeyspaceId(u16::MAX), ..plain },
+            Op { kind: Kind::Delete, value: b"", key: b"\0", ..plain },
+        ]
+    }
+
+    #[test]
+    fn ops_go_both_ways_and_no_flipped_bit_verifies() {
+        for op in ops() {
+            let site = site();
+            let mut bytes = vec![0xEE; 3];
+            encode(&op, &site, None, &mut bytes);
+            let overhead = bytes.len() - 3 - op.key.len() - op.value.len();
+            assert!(overhead <= MAX_OVERHEAD);
+            let verify = |bytes: &[u8]| {
+                decode(bytes, 3, site.segment, site.offset).is_ok_and(|head| {
+                    head.end() == bytes.len()
+                        && head.verify_head(bytes, site.salt, site.offset, site.lsn)
+                        && head.verify_value(bytes)
+                })
+            };
+            let head = decode(&bytes, 3, site.segment, site.offset).unwrap();
+            assert_eq!(head.op(&bytes), op);
+            assert_eq!(head.back, 28);
+            assert!(verify(&bytes));
+            for bit in 3 * 8..bytes.len() * 8 {
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                assert!(!verify(&bytes), "bit {bit} of {op:?}");
+                bytes[bit / 8] ^= 1 << (bit % 8);
+            }
+            for len in 0..bytes.len() {
+                assert!(!verify(&bytes[..len]));
+            }
+        }
+    }
+
+    #[test]
+    fn varints_go_both_ways_and_overlong_ones_do_not_decode() {
+        for number in [0, 1, 127, 128, 1 << 14, u32::MAX as u64, u64::MAX] {
+            let mut out = Vec::new();
+            put_varint(&mut out, number);
+            assert_eq!(Reader { bytes: &out, at: 0 }.varint(), Some(number));
+        }
+        assert_eq!(Reader { bytes: &[0xff; 10], at: 0 }.varint(), None);
+        assert_eq!(Reader { bytes: &[0x80; 3], at: 0 }.varint(), None);
+    }
+}

@@ -1,0 +1,335 @@
+//! The keys of one keyspace in order, for scans.
+//!
+//! Touched when a key appears or disappears and when a range is read, never by a point look-up. A
+//! scan copies a chunk of keys and lets go of the lock, so that no value is read under it.
+//!
+//! Promises: any pair of bounds is allowed, and one that holds no key yields none. Never knows a
+//! place or a version: a key here may have no value at the reader's lsn.
+//!
+//! Read next: the scans, in the iterator over a snapshot.
+
+use crate::sync::RwLock;
+use std::borrow::Borrow;
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::ops::{Bound, ControlFlow};
+
+/// Keys up to this length lie in the tree itself.
+const SHORT_BYTES: usize = 22;
+
+/// A key: short ones in place, since a comparison that follows a pointer costs a cache miss.
+enum Key {
+    Short { len: u8, bytes: [u8; SHORT_BYTES] },
+    Long(Box<[u8]>),
+}
+const _: () = assert!(size_of::<Key>() == 24);
+
+impl Key {
+    fn new(key: &[u8]) -> Self {
+        if key.len() <= SHORT_BYTES {
+            let mut bytes = [0; SHORT_BYTES];
+            bytes[..key.len()].copy_from_slice(key);
+            Key::Short { len: key.len() as u8, bytes }
+        } else {
+            Key::Long(key.into())
+        }
+    }
+
+    #[inline]
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Key::Short { len, bytes } => &bytes[..usize::from(*len)],
+            Key::Long(bytes) => bytes,
+        }
+    }
+}
+
+impl Borrow<[u8]> for Key {
+    fn borrow(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes() == other.bytes()
+    }
+}
+
+impl Eq for Key {}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.bytes().cmp(other.bytes())
+    }
+}
+
+/// The ordered set of the keys of one keyspace.
+#[derive(Default)]
+pub(crate) struct OrderedKeys {
+    /// Guards the set. A leaf of the lock order: nothing is locked, read or synced while it is held.
+    keys: RwLock<BTreeSet<Key>>,
+}
+
+impl OrderedKeys {
+    /// Adds a key; false if it was there.
+    pub fn insert(&self, key: &[u8]) -> bool {
+        // Made outside of the lock, as it may allocate.
+        let key = Key::new(key);
+        self.keys.write().insert(key)
+    }
+
+    /// Removes a key; false if it was not there.
+    pub fn remove(&self, key: &[u8]) -> bool {
+        self.keys.write().remove(key)
+    }
+
+    /// How many keys there are.
+    pub fn len(&self) -> usize {
+        self.keys.read().len()
+    }
+
+    /// Fills `out` with the first `limit` keys of the range, ascending. Fewer: the range has no more.
+    pub fn chunk_after(&self, from: Bound<&[u8]>, to: Bound<&[u8]>, limit: usize, out: &mut KeyChunk) {
+        out.clear();
+        if !is_void(from, to) {
+            let keys = self.keys.read();
+            keys.range::<[u8], _>((from, to)).take(limit).for_each(|key| out.push(key.bytes()));
+        }
+    }
+
+    /// Fills `out` with the last `limit` keys of the range, descending. Fewer: the range has no more.
+    pub fn chunk_before(&self, from: Bound<&[u8]>, to: Bound<&[u8]>, limit: usize, out: &mut KeyChunk) {
+        out.clear();
+        if !is_void(from, to) {
+            let keys = self.keys.read();
+            keys.range::<[u8], _>((from, to)).rev().take(limit).for_each(|key| out.push(key.bytes()));
+        }
+    }
+
+    /// Calls `each` with the keys of the range, ascending, until it breaks. The set is locked
+    /// meanwhile: `each` is short and does not come back here.
+    pub fn for_each_in(
+        &self,
+        from: Bound<&[u8]>,
+        to: Bound<&[u8]>,
+        mut each: impl FnMut(&[u8]) -> ControlFlow<()>,
+    ) {
+        if !is_void(from, to) {
+            let keys = self.keys.read();
+            // That it stopped early is known to `each`.
+            let _ = keys.range::<[u8], _>((from, to)).try_for_each(|key| each(key.bytes()));
+        }
+    }
+}
+
+impl fmt::Debug for OrderedKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OrderedKeys").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+/// True if no key can lie between the bounds. `BTreeSet::range` panics on some of these.
+fn is_void(from: Bound<&[u8]>, to: Bound<&[u8]>) -> bool {
+    match (from, to) {
+        (Bound::Unbounded, _) | (_, Bound::Unbounded) => false,
+        (Bound::Included(from), Bound::Included(to)) => from > to,
+        (Bound::Included(from) | Bound::Excluded(from), Bound::Included(to) | Bound::Excluded(to)) => {
+            from >= to
+        }
+    }
+}
+
+/// Keys copied out of the set, one after the other in one buffer that is used again.
+#[derive(Default, Debug)]
+pub(crate) struct KeyChunk {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl KeyChunk {
+    /// The `n`th key of the chunk.
+    pub fn get(&self, n: usize) -> Option<&[u8]> {
+        let end = *self.ends.get(n)?;
+        let start = if n == 0 { 0 } else { self.ends[n - 1] };
+        Some(&self.bytes[start..end])
+    }
+
+    /// The key to go on after (or before, when descending).
+    pub fn last(&self) -> Option<&[u8]> {
+        self.get(self.len().checked_sub(1)?)
+    }
+
+    /// The keys in the order of the scan.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &[u8]> {
+        (0..self.len()).filter_map(|n| self.get(n))
+    }
+
+    /// Keys in the chunk.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// True if the range had no key.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Forgets the keys, keeps the memory.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+    }
+
+    fn push(&mut self, key: &[u8]) {
+        self.bytes.extend_from_slice(key);
+        self.ends.push(self.bytes.len());
+    }
+}
+
+/// The upper bound of all keys that start with `prefix`.
+pub(crate) fn prefix_end(prefix: &[u8]) -> Bound<Vec<u8>> {
+    // 0xFF has no successor, so it goes, and the byte before it is raised.
+    let kept = prefix.iter().rposition(|&byte| byte != u8::MAX);
+    kept.map_or(Bound::Unbounded, |last| {
+        let mut end = prefix[..=last].to_vec();
+        end[last] += 1;
+        Bound::Excluded(end)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Bound::{Excluded, Included, Unbounded};
+    use proptest::prelude::*;
+
+    fn set(keys: &[&str]) -> OrderedKeys {
+        let set = OrderedKeys::default();
+        keys.iter().for_each(|key| assert!(set.insert(key.as_bytes())));
+        set
+    }
+
+    fn after(set: &OrderedKeys, from: Bound<&str>, to: Bound<&str>, limit: usize) -> String {
+        let mut chunk = KeyChunk::default();
+        set.chunk_after(from.map(str::as_bytes), to.map(str::as_bytes), limit, &mut chunk);
+        text(&chunk)
+    }
+
+    fn before(set: &OrderedKeys, from: Bound<&str>, to: Bound<&str>, limit: usize) -> String {
+        let mut chunk = KeyChunk::default();
+        set.chunk_before(from.map(str::as_bytes), to.map(str::as_bytes), limit, &mut chunk);
+        text(&chunk)
+    }
+
+    fn text(chunk: &KeyChunk) -> String {
+        chunk.iter().map(|key| key.escape_ascii().to_string()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn every_pair_of_bounds_yields_its_keys_in_both_directions() {
+        let set = set(&["b", "d", "f"]);
+        let table = [
+            (Unbounded, Unbounded, "b d f", "f d b"),
+            (Included("b"), Included("f"), "b d f", "f d b"),
+            (Excluded("b"), Excluded("f"), "d", "d"),
+            (Included("c"), Unbounded, "d f", "f d"),
+            (Unbounded, Excluded("d"), "b", "b"),
+            (Included("d"), Included("d"), "d", "d"),
+            (Included("d"), Excluded("d"), "", ""),
+            (Excluded("d"), Included("d"), "", ""),
+            (Excluded("d"), Excluded("d"), "", ""),
+            (Included("f"), Included("b"), "", ""),
+            (Excluded("f"), Excluded("b"), "", ""),
+            (Included("f"), Excluded("b"), "", ""),
+            (Included("g"), Unbounded, "", ""),
+            (Unbounded, Excluded(""), "", ""),
+        ];
+        for (from, to, up, down) in table {
+            assert_eq!(after(&set, from, to, 9), up, "up from {from:?} to {to:?}");
+            assert_eq!(before(&set, from, to, 9), down, "down from {from:?} to {to:?}");
+        }
+    }
+
+    #[test]
+    fn a_limit_keeps_the_end_the_scan_starts_from() {
+        let set = set(&["b", "d", "f"]);
+        assert_eq!(after(&set, Unbounded, Unbounded, 2), "b d");
+        assert_eq!(before(&set, Unbounded, Unbounded, 2), "f d");
+        assert_eq!(after(&set, Unbounded, Unbounded, 0), "");
+    }
+
+    #[test]
+    fn short_and_long_keys_sort_as_bytes() {
+        let long = "k".repeat(40);
+        let cut = "k".repeat(22);
+        let set = set(&[&long, "", "z", &cut, "\0"]);
+        assert_eq!(after(&set, Unbounded, Unbounded, 9), format!(" \\x00 {cut} {long} z"));
+        assert!(set.remove(long.as_bytes()));
+        assert!(!set.remove(long.as_bytes()));
+        assert!(!set.insert(cut.as_bytes()));
+        assert_eq!(set.len(), 4);
+    }
+
+    #[test]
+    fn a_visit_ends_where_it_breaks() {
+        let set = set(&["b", "d", "f"]);
+        let mut seen = Vec::new();
+        set.for_each_in(Included(b"b"), Unbounded, |key| {
+            seen.push(key.to_vec());
+            if key == b"d" { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        assert_eq!(seen, [b"b", b"d"]);
+        set.for_each_in(Excluded(b"d"), Excluded(b"d"), |_| panic!("no key lies here"));
+    }
+
+    fn bound() -> impl Strategy<Value = Bound<Vec<u8>>> {
+        let key = || prop::collection::vec(0..3u8, 0..4);
+        prop_oneof![key().prop_map(Included), key().prop_map(Excluded), Just(Unbounded)]
+    }
+
+    proptest! {
+        #[test]
+        fn chunks_joined_are_the_range_filtered(
+            keys in prop::collection::btree_set(prop::collection::vec(0..3u8, 0..30), 0..40),
+            from in bound(), to in bound(), limit in 1..5usize,
+        ) {
+            let set = OrderedKeys::default();
+            keys.iter().for_each(|key| assert!(set.insert(key)));
+            let above = |key: &[u8]| match &from {
+                Included(from) => key >= &from[..], Excluded(from) => key > &from[..], Unbounded => true,
+            };
+            let below = |key: &[u8]| match &to {
+                Included(to) => key <= &to[..], Excluded(to) => key < &to[..], Unbounded => true,
+            };
+            let mut want: Vec<_> = keys.iter().filter(|key| above(key) && below(key)).cloned().collect();
+            let mut chunk = KeyChunk::default();
+
+            let (mut got, mut start) = (Vec::new(), from.clone());
+            loop {
+                set.chunk_after(start.as_ref().map(|k| &k[..]), to.as_ref().map(|k| &k[..]), limit, &mut chunk);
+                got.extend(chunk.iter().map(<[u8]>::to_vec));
+                let Some(last) = chunk.last() else { break };
+                start = Excluded(last.to_vec());
+            }
+            prop_assert_eq!(&got, &want);
+
+            let (mut got, mut end) = (Vec::new(), to.clone());
+            loop {
+                set.chunk_before(from.as_ref().map(|k| &k[..]), end.as_ref().map(|k| &k[..]), limit, &mut chunk);
+                got.extend(chunk.iter().map(<[u8]>::to_vec));
+                let Some(last) = chunk.last() else { break };
+                end = Excluded(last.to_vec());
+            }
+            want.reverse();
+            prop_assert_eq!(&got, &want);
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! One sub-table of the point index: 4096 slots of one word each.
+//!
+//! A word is tag | segment | offset; the word 0 is an empty slot. A hash owns two lines of eight
+//! slots, its home and the twin, both named by low bits of the hash that the tag does not hold. An
+//! entry lies in either of the two, or in the spill.
+//!
+//! **Why this survives a split.** The words do not hold the hash, so nobody can say any more which
+//! hash an entry came from. It need not be known: which two lines a hash owns is the same in every
+//! table, so a split copies each word to the same line and the same slot of the half that its tag bit
+//! names, and whoever looks at the two lines still meets it. Walking on from a full line to the next
+//! would not do: the half leaves gaps, and a walk ends at a gap. For the same reason an emptied slot
+//! is free at once, without a mark that it was used.
+//!
+//! The spill takes what neither line can, when a split would not help: many equal hashes, or a tag
+//! with no bits left. It is a list of blocks of doubling size, searched in full: slow, and correct.
+//!
+//! Promises: readers need no lock; a word changes in one store. Never moves an entry within a table.
+//!
+//! Read next: `slots.rs`, which splits tables and retires them.
+
+use crate::sync::{AtomicU64, Ordering};
+use std::iter;
+use std::sync::OnceLock;
+
+/// Bits of a word that name the segment slot.
+pub(crate) const SEGMENT_BITS: u32 = 18;
+/// Bits of a word that name the byte in the segment.
+pub(crate) const OFFSET_BITS: u32 = 26;
+/// Bits of a word, and the top bits of the hash, that tell entries apart.
+pub(crate) const TAG_BITS: u32 = 20;
+const TAG_SHIFT: u32 = SEGMENT_BITS + OFFSET_BITS;
+const _: () = assert!(TAG_SHIFT + TAG_BITS == 64);
+
+const LINE_SLOTS: usize = 8;
+const LINE_BITS: u32 = 9;
+const LINES: usize = 1 << LINE_BITS;
+/// Below this many entries two full lines are a matter of equal hashes, not of load: spill.
+const SPLIT_MIN: usize = LINES * LINE_SLOTS / 2;
+/// Up to here an entry goes to its home line, then to the emptier of the two.
+const HOME_FIRST: usize = 4;
+
+const EMPTY: u64 = 0;
+
+/// Where an op lies, as the index remembers it.
+///
+/// The offset is never 0, since a segment starts with its header; so no entry looks like an empty slot.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Place {
+    /// The slot of the segment in the list of segments, below 2^18.
+    pub segment: u32,
+    /// The byte in the segment, below 2^26.
+    pub offset: u32,
+}
+
+impl Place {
+    /// The low 44 bits of a word.
+    #[inline]
+    pub(crate) const fn pack(self) -> u64 {
+        debug_assert!(self.segment < 1 << SEGMENT_BITS);
+        debug_assert!(self.offset < 1 << OFFSET_BITS);
+        debug_assert!(self.offset != 0);
+        (self.segment as u64) << OFFSET_BITS | self.offset as u64
+    }
+
+    /// The place in a word, whatever its tag.
+    #[inline]
+    pub(crate) const fn unpack(word: u64) -> Self {
+        Place {
+            segment: (word >> OFFSET_BITS) as u32 & ((1 << SEGMENT_BITS) - 1),
+            offset: word as u32 & ((1 << OFFSET_BITS) - 1),
+        }
+    }
+
+    /// The word of this place under the tag of `hash`.
+    #[inline]
+    pub(super) const fn word(self, hash: u64) -> u64 {
+        hash >> TAG_SHIFT << TAG_SHIFT | self.pack()
+    }
+}
+
+/// One cache line of slots.
+#[derive(Default)]
+#[repr(align(64))]
+struct Line([AtomicU64; LINE_SLOTS]);
+
+impl Line {
+    /// One bit for each slot with this tag. Branch-free; a bit is a hint, to be read again.
+    #[inline(always)]
+    fn matches(&self, tag: u64) -> u32 {
+        let mut bits = 0;
+        for (n, slot) in self.0.iter().enumerate() {
+            bits |= u32::from(slot.load(Ordering::Relaxed) >> TAG_SHIFT == tag) << n;
+        }
+        bits
+    }
+
+    fn words(&self) -> impl Iterator<Item = u64> {
+        self.0.iter().map(|slot| slot.load(Ordering::Relaxed))
+    }
+
+    fn used(&self) -> usize {
+        self.words().filter(|&word| word != EMPTY).count()
+    }
+
+    /// The first slot that holds `word`.
+    fn slot(&self, word: u64) -> Option<&AtomicU64> {
+        self.0.iter().find(|slot| slot.load(Ordering::Relaxed) == word)
+    }
+
+    fn try_put(&self, word: u64) -> bool {
+        // Pairs with the Acquire in `find`: who sees the word sees the bytes it points to.
+        self.slot(EMPTY).map(|slot| slot.store(word, Ordering::Release)).is_some()
+    }
+}
+
+/// A block of the spill; the next one is twice as large, so the list stays short.
+struct Spill {
+    lines: Box<[Line]>,
+    next: OnceLock<Box<Spill>>,
+}
+
+/// 4096 slots, and the spill for what two lines cannot hold.
+pub(super) struct Table {
+    lines: [Line; LINES],
+    /// How many top bits of the hash all entries share.
+    pub(super) depth: u32,
+    spill: OnceLock<Box<Spill>>,
+}
+
+impl Table {
+    pub(super) fn new(depth: u32) -> Box<Self> {
+        let lines = [const { Line([const { AtomicU64::new(EMPTY) }; LINE_SLOTS]) }; LINES];
+        Box::new(Table { lines, depth, spill: OnceLock::new() })
+    }
+
+    /// The two lines that a hash owns, in every table: home and twin.
+    #[inline(always)]
+    fn pair(&self, hash: u64) -> [&Line; 2] {
+        let home = hash as usize % LINES;
+        // Odd, so that the twin is another line.
+        let step = ((hash >> LINE_BITS) as usize % LINES) | 1;
+        [&self.lines[home], &self.lines[home ^ step]]
+    }
+
+    fn spilled(&self) -> impl Iterator<Item = &Line> {
+        self.blocks().flat_map(|block| &block.lines)
+    }
+
+    fn blocks(&self) -> impl Iterator<Item = &Spill> {
+        iter::successors(self.spill.get(), |block| block.next.get()).map(Box::as_ref)
+    }
+
+    /// Offers each place under the tag of `hash` to `probe` until it takes one.
+    #[inline]
+    pub(super) fn find<T, E>(
+        &self,
+        hash: u64,
+        mut probe: impl FnMut(Place) -> Result<Option<T>, E>,
+    ) -> Result<Option<T>, E> {
+        let tag = hash >> TAG_SHIFT;
+        // One line after the other: asking for both at once was slower, hit or miss.
+        for line in self.pair(hash) {
+            let mut bits = line.matches(tag);
+            while bits != 0 {
+                let n = bits.trailing_zeros() as usize;
+                if let Some(found) = offer(&line.0[n % LINE_SLOTS], tag, &mut probe)? {
+                    return Ok(Some(found));
+                }
+                bits &= bits - 1;
+            }
+        }
+        if self.spill.get().is_some() { self.find_spilled(tag, probe) } else { Ok(None) }
+    }
+
+    #[cold]
+    fn find_spilled<T, E>(
+        &self,
+        tag: u64,
+        mut probe: impl FnMut(Place) -> Result<Option<T>, E>,
+    ) -> Result<Option<T>, E> {
+        for slot in self.spilled().flat_map(|line| &line.0) {
+            if let Some(found) = offer(slot, tag, &mut probe)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The slot that holds this place of this hash, for the one writer to change.
+    pub(super) fn slot(&self, hash: u64, place: Place) -> Option<&AtomicU64> {
+        let word = place.word(hash);
+        self.pair(hash).into_iter().chain(self.spilled()).find_map(|line| line.slot(word))
+    }
+
+    /// Adds the entry, or says that the table has to split first.
+    pub(super) fn try_insert(&self, hash: u64, place: Place) -> bool {
+        let word = place.word(hash);
+        let [home, twin] = self.pair(hash);
+        let home_used = home.used();
+        let line = if home_used < HOME_FIRST || home_used <= twin.used() { home } else { twin };
+        if line.try_put(word) {
+            return true;
+        }
+        // The emptier of the two is full, so both are.
+        let split_helps = self.depth < TAG_BITS && self.used() >= SPLIT_MIN;
+        if !split_helps {
+            self.spill(word);
+        }
+        !split_helps
+    }
+
+    fn used(&self) -> usize {
+        self.lines.iter().map(Line::used).sum()
+    }
+
+    fn spill(&self, word: u64) {
+        let mut link = &self.spill;
+        let mut lines = 1;
+        loop {
+            let block = link.get_or_init(|| {
+                let lines = iter::repeat_with(Line::default).take(lines).collect();
+                Box::new(Spill { lines, next: OnceLock::new() })
+            });
+            if block.lines.iter().any(|line| line.try_put(word)) {
+                return;
+            }
+            link = &block.next;
+            lines *= 2;
+        }
+    }
+
+    /// The two tables that hold the entries of this one, told apart by the next bit of the tag.
+    pub(super) fn halves(&self) -> [Box<Table>; 2] {
+        let halves = [Table::new(self.depth + 1), Table::new(self.depth + 1)];
+        let side = |word: u64| (word >> (63 - self.depth)) as usize & 1;
+        for (n, line) in self.lines.iter().enumerate() {
+            for (slot, word) in line.words().enumerate().filter(|&(_, word)| word != EMPTY) {
+                // Relaxed, as nobody sees the half until the directory points to it.
+                halves[side(word)].lines[n].0[slot].store(word, Ordering::Relaxed);
+            }
+        }
+        for word in self.spilled().flat_map(Line::words).filter(|&word| word != EMPTY) {
+            halves[side(word)].spill(word);
+        }
+        halves
+    }
+
+    pub(super) fn heap_bytes(&self) -> usize {
+        let spill = |block: &Spill| size_of::<Spill>() + size_of_val(&*block.lines);
+        size_of::<Table>() + self.blocks().map(spill).sum::<usize>()
+    }
+}
+
+/// Reads the slot again, for good: a hint may have been overtaken, and tag 0 also matches empty slots.
+#[inline(always)]
+fn offer<T, E>(
+    slot: &AtomicU64,
+    tag: u64,
+    probe: &mut impl FnMut(Place) -> Result<Option<T>, E>,
+) -> Result<Option<T>, E> {
+    // Pairs with the Release of whoever stored the word.
+    let word = slot.load(Ordering::Acquire);
+    if word >> TAG_SHIFT == tag && word != EMPTY { probe(Place::unpack(word)) } else { Ok(None) }
+}

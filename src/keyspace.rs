@@ -1,0 +1,500 @@
+//! One keyspace: every way to write to it, each fenced, and every way to read it.
+//!
+//! Read next: `guard.rs`, where tokens come from.
+
+use crate::admit::{Change, ChangeKind, Condition, Expect, Fence, Write};
+use crate::append::{frame_bytes, room};
+use crate::batch::{check_batch_bytes, large_checksum};
+use crate::commit::Answer;
+use crate::db::{Commit, Shared};
+use crate::engine::{KeyspaceState, fenced};
+use crate::error::{Error, Result};
+use crate::fence::{self, FenceState, Floor, Refusal};
+use crate::log::pool::Need;
+use crate::op::Class;
+use crate::options::{KeyspaceOptions, Scope};
+use crate::snapshot::Value;
+use crate::sync::Arc;
+use crate::types::{Excerpt, Lsn, MAX_BATCH_BYTES, MAX_KEY_BYTES, Mark, OpId, Token};
+use crate::view::{Iter, Snapshot};
+use std::fmt;
+use std::ops::{Bound, ControlFlow, RangeBounds};
+
+/// A named set of keys with one rule for its fences; opened by [`Db::keyspace`](crate::Db::keyspace).
+///
+/// Cheap to clone and to send. Every call that changes something takes a [`Token`] and is refused
+/// when that is below the mark of the key's fence.
+#[derive(Clone)]
+pub struct Keyspace {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) state: Arc<KeyspaceState>,
+}
+
+/// What a raise did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[non_exhaustive]
+pub enum Raised {
+    /// The mark was below the token and is now the token, durably, since this lsn.
+    Now(Lsn),
+    /// The mark was the token already, durably.
+    Already,
+}
+
+/// What a bounded delete did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[non_exhaustive]
+pub struct Deleted {
+    /// How many keys were deleted.
+    pub keys: usize,
+    /// Whether keys with the prefix are left.
+    pub more: bool,
+}
+
+impl Keyspace {
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.state.name
+    }
+
+    /// The options the keyspace was created with.
+    pub fn options(&self) -> KeyspaceOptions {
+        self.state.options
+    }
+
+    /// The fence that guards `key`: `key` itself, its prefix, or `b""`, by the scope.
+    pub fn fence<'k>(&self, key: &'k [u8]) -> &'k [u8] {
+        self.state.fence_of(key)
+    }
+
+    // Writing. Each of these is a row in the table of `tests/mutators.rs`.
+
+    /// Writes a value and waits until it is durable.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`]: stop. [`Error::UnknownToken`]: acquire a lease on this fence.
+    /// [`Error::TokenJump`], [`Error::NeedsFloor`]: external tokens. [`Error::InvalidArgument`],
+    /// [`Error::TooLarge`]: the key or value. [`Error::NoSpace`]: free space, try again.
+    /// [`Error::Indeterminate`], [`Error::Poisoned`]: reopen the store.
+    pub fn put(&self, token: Token, key: &[u8], value: &[u8]) -> Result<Lsn> {
+        self.write(ChangeKind::Put, token, key, value, None, None)
+    }
+
+    /// As [`Keyspace::put`], numbered: a retry under the same number is recognised.
+    ///
+    /// # Errors
+    /// As [`Keyspace::put`], and [`Error::Duplicate`]: it was done before;
+    /// [`Error::StaleOp`]: a later number was used before.
+    pub fn put_op(&self, token: Token, op: OpId, key: &[u8], value: &[u8]) -> Result<Lsn> {
+        self.write(ChangeKind::Put, token, key, value, Some(op), None)
+    }
+
+    /// As [`Keyspace::put`], if the key is as expected.
+    ///
+    /// # Errors
+    /// As [`Keyspace::put`], and [`Error::Conflict`]: read again, decide again.
+    pub fn put_if(&self, token: Token, key: &[u8], value: &[u8], expect: Expect) -> Result<Lsn> {
+        self.write(ChangeKind::Put, token, key, value, None, Some(expect))
+    }
+
+    /// Deletes a key, which need not be there, and waits until that is durable. The mark of its fence
+    /// stays for ever.
+    ///
+    /// # Errors
+    /// As [`Keyspace::put`].
+    pub fn delete(&self, token: Token, key: &[u8]) -> Result<Lsn> {
+        self.write(ChangeKind::Delete, token, key, b"", None, None)
+    }
+
+    /// As [`Keyspace::delete`], numbered as [`Keyspace::put_op`].
+    ///
+    /// # Errors
+    /// As [`Keyspace::put_op`].
+    pub fn delete_op(&self, token: Token, op: OpId, key: &[u8]) -> Result<Lsn> {
+        self.write(ChangeKind::Delete, token, key, b"", Some(op), None)
+    }
+
+    /// As [`Keyspace::delete`], if the key is as expected.
+    ///
+    /// # Errors
+    /// As [`Keyspace::put_if`].
+    pub fn delete_if(&self, token: Token, key: &[u8], expect: Expect) -> Result<Lsn> {
+        self.write(ChangeKind::Delete, token, key, b"", None, Some(expect))
+    }
+
+    /// Appends a put and returns at once with the right to wait for it; see
+    /// [`Batch::submit`](crate::Batch::submit).
+    ///
+    /// # Errors
+    /// As [`Keyspace::put`], where they are known at once; the others come out of the [`Commit`].
+    pub fn submit_put(&self, token: Token, key: &[u8], value: &[u8]) -> Result<Commit> {
+        self.shared.wait_for_room()?;
+        let answer = self.begin(ChangeKind::Put, token, key, value, None, None)?;
+        Ok(Commit::new(&self.shared, answer))
+    }
+
+    /// As [`Keyspace::submit_put`] for a delete.
+    ///
+    /// # Errors
+    /// As [`Keyspace::submit_put`].
+    pub fn submit_delete(&self, token: Token, key: &[u8]) -> Result<Commit> {
+        self.shared.wait_for_room()?;
+        let answer = self.begin(ChangeKind::Delete, token, key, b"", None, None)?;
+        Ok(Commit::new(&self.shared, answer))
+    }
+
+    /// As [`Keyspace::submit_put`], but never waits.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while too many bytes are in flight, else as [`Keyspace::submit_put`].
+    pub fn try_submit_put(&self, token: Token, key: &[u8], value: &[u8]) -> Result<Commit> {
+        self.shared.check_room()?;
+        let answer = self.begin(ChangeKind::Put, token, key, value, None, None)?;
+        Ok(Commit::new(&self.shared, answer))
+    }
+
+    /// Deletes every key with the prefix, each against its own fence, all or nothing. Fences without a
+    /// present key are not touched. An empty prefix means every key.
+    ///
+    /// # Errors
+    /// As [`Keyspace::delete`]; [`Error::TooLarge`] when they do not fit one batch:
+    /// [`Keyspace::delete_prefix_some`] goes step by step.
+    pub fn delete_prefix(&self, token: Token, prefix: &[u8]) -> Result<Deleted> {
+        self.delete_keys(token, prefix, usize::MAX, true)
+    }
+
+    /// Deletes up to `limit` keys with the prefix, as many as fit one batch, those together or not at
+    /// all, and says whether more are left.
+    ///
+    /// # Errors
+    /// As [`Keyspace::delete`].
+    pub fn delete_prefix_some(&self, token: Token, prefix: &[u8], limit: usize) -> Result<Deleted> {
+        self.delete_keys(token, prefix, limit, false)
+    }
+
+    /// Raises the mark of the fence of `key` to `token`, durably: whoever writes under a lower one is
+    /// fenced from here on. For strict hand-off, before the new owner starts.
+    ///
+    /// `key` is any key of the fence, or the fence's own name. A token that this store granted for
+    /// another fence may be carried over on purpose.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`]: a newer token was here. [`Error::UnknownToken`]: never granted.
+    /// [`Error::NeedsFloor`], [`Error::TokenJump`]: external tokens. [`Error::NoSpace`],
+    /// [`Error::Indeterminate`], [`Error::Poisoned`] as for a put.
+    pub fn raise(&self, token: Token, key: &[u8]) -> Result<Raised> {
+        let name = self.fence_name(key)?;
+        let engine = &self.shared.engine;
+        let hash = engine.hash(&self.state, Class::Fence, name);
+        engine.check_early(&self.state, name, hash, token)?;
+        let fences = [Fence { keyspace: &self.state, name, hash, token, raises: true }];
+        let change = Change {
+            kind: ChangeKind::Raise,
+            keyspace: &self.state,
+            key: name,
+            value: b"",
+            hash,
+            value_checksum: None,
+            fence: 0,
+        };
+        let bytes = frame_bytes(1, name.len());
+        let write = Write { changes: &[change], fences: &fences, conditions: &[], op: None, bytes };
+        let (answer, already) = engine.with_room(room(bytes, 1), Need::Privileged, |tail| {
+            let guard = crossbeam_epoch::pin();
+            let mut views = Vec::new();
+            let judged = engine.judge(tail, &write, &guard, &mut views);
+            // The own mark, not the floor: a raise makes sure that the fence itself knows.
+            let already = judged.is_ok() && views.first().is_some_and(|view| view.state.mark == token.get());
+            let judged = match judged {
+                Ok(()) if already => Ok(views[0].state.lsn),
+                Ok(()) => engine.append_write(tail, &write, &views, &guard).map_err(Into::into),
+                Err(refused) => Err(refused),
+            };
+            (engine.answer(tail, judged), already)
+        })?;
+        let lsn = engine.settle(answer)?;
+        Ok(if already { Raised::Already } else { Raised::Now(lsn) })
+    }
+
+    /// Raises the floor of the keyspace to `token`, durably: one record revokes every writer with a
+    /// lower token, of every fence, and ends their leases. For a cut-over. Opens a restored keyspace.
+    ///
+    /// # Errors
+    /// As [`Keyspace::raise`], but for [`Error::TokenJump`] and [`Error::NeedsFloor`].
+    pub fn raise_all(&self, token: Token) -> Result<Raised> {
+        let engine = &self.shared.engine;
+        let floor = Floor { token: token.get(), exclusive: false };
+        let (answer, already) = engine.with_room(room(frame_bytes(1, 1), 1), Need::Privileged, |tail| {
+            let old = self.state.floor_appended();
+            let mut rule = self.state.rule();
+            rule.jump_cap = None;
+            let already = old == floor && !self.state.is_closed();
+            let judged = match fence::check_raise(token, &FenceState::default(), old, &rule, tail.counter) {
+                Ok(()) if already => Ok(self.state.floor_lsn()),
+                Ok(()) => Ok(engine.append_floor(tail, &self.state, floor)),
+                Err(Refusal::Fenced) => Err(crate::admit::Refused {
+                    error: fenced(token, b"", &FenceState::default(), old),
+                    rests_on: self.state.floor_lsn(),
+                }),
+                Err(_) => Err(Error::UnknownToken {
+                    token,
+                    mark: Mark::from_number(old.token),
+                    fence: Excerpt::new(b""),
+                }
+                .into()),
+            };
+            if judged.is_ok() {
+                self.state.set_closed(false);
+            }
+            (engine.answer(tail, judged), already)
+        })?;
+        let lsn = engine.settle(answer)?;
+        Ok(if already { Raised::Already } else { Raised::Now(lsn) })
+    }
+
+    // Reading.
+
+    /// The value of a key, as of the newest durable write.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when the bytes on disk are not what was written, [`Error::Io`] when they
+    /// cannot be read, [`Error::Closed`].
+    pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
+        self.shared.check_readable()?;
+        let engine = &self.shared.engine;
+        engine.value(&self.state, key, engine.progress.durable())
+    }
+
+    /// Runs `read` on the value of a key without copying it.
+    ///
+    /// # Errors
+    /// As [`Keyspace::get`].
+    pub fn get_with<T>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> T) -> Result<Option<T>> {
+        self.shared.check_readable()?;
+        let engine = &self.shared.engine;
+        engine.value_with(&self.state, key, engine.progress.durable(), read)
+    }
+
+    /// Whether a key has a value.
+    ///
+    /// # Errors
+    /// As [`Keyspace::get`].
+    pub fn contains_key(&self, key: &[u8]) -> Result<bool> {
+        self.shared.check_readable()?;
+        let engine = &self.shared.engine;
+        engine.contains(&self.state, key, engine.progress.durable())
+    }
+
+    /// The mark of the fence of `key` (any key of it, or its name), to look at: the highest token it
+    /// has admitted, durably. `None` when there is none yet.
+    ///
+    /// # Errors
+    /// As [`Keyspace::get`].
+    pub fn mark(&self, key: &[u8]) -> Result<Option<Mark>> {
+        self.shared.check_readable()?;
+        self.shared.engine.mark(&self.state, self.fence_name(key)?)
+    }
+
+    /// Every key and value in the order of the keys, as of now: a snapshot of its own.
+    pub fn iter(&self) -> Iter {
+        self.range(..)
+    }
+
+    /// The keys and values in a range of keys, as of now.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = tidewall::Db::open(dir.path().join("data"))?;
+    /// # use tidewall::{KeyspaceOptions, Token, Tokens};
+    /// # let rows = db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External))?;
+    /// for key in [b"a", b"b", b"c"] {
+    ///     rows.put(Token::new(1)?, key, b"value")?;
+    /// }
+    /// let keys: Result<Vec<_>, _> = rows.range(b"b".to_vec()..).rev().map(|item| item.map(|(key, _)| key)).collect();
+    /// assert_eq!(keys?, [b"c", b"b"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn range(&self, range: impl RangeBounds<Vec<u8>>) -> Iter {
+        Snapshot::new(&self.shared).range(self, range)
+    }
+
+    /// The keys and values whose keys start with `prefix`, as of now.
+    pub fn prefix(&self, prefix: &[u8]) -> Iter {
+        Snapshot::new(&self.shared).prefix(self, prefix)
+    }
+
+    pub(crate) fn fence_name<'k>(&self, key: &'k [u8]) -> Result<&'k [u8]> {
+        if self.state.options.scope != Scope::Keyspace {
+            check_key(key)?;
+        }
+        Ok(self.state.fence_of(key))
+    }
+
+    fn write(
+        &self,
+        kind: ChangeKind,
+        token: Token,
+        key: &[u8],
+        value: &[u8],
+        op: Option<OpId>,
+        expect: Option<Expect>,
+    ) -> Result<Lsn> {
+        let answer = self.begin(kind, token, key, value, op, expect)?;
+        self.shared.engine.settle(answer)
+    }
+
+    fn begin(
+        &self,
+        kind: ChangeKind,
+        token: Token,
+        key: &[u8],
+        value: &[u8],
+        op: Option<OpId>,
+        expect: Option<Expect>,
+    ) -> Result<Answer> {
+        check_key(key)?;
+        let bytes = check_batch_bytes(1, key.len() + value.len())?;
+        let engine = &self.shared.engine;
+        let keyspace = &self.state;
+        let name = keyspace.fence_of(key);
+        let hash = engine.hash(keyspace, Class::Key, key);
+        let fence =
+            Fence { keyspace, name, hash: engine.hash(keyspace, Class::Fence, name), token, raises: false };
+        let change =
+            Change { kind, keyspace, key, value, hash, value_checksum: large_checksum(value), fence: 0 };
+        let condition = expect.map(|expect| Condition { keyspace, key, hash, expect });
+        engine.begin(&Write {
+            changes: &[change],
+            fences: &[fence],
+            conditions: condition.as_slice(),
+            op,
+            bytes,
+        })
+    }
+
+    /// The keys are taken from the state at the delete's own place in the order: all that has been
+    /// appended, found under the tail lock.
+    fn delete_keys(&self, token: Token, prefix: &[u8], limit: usize, all: bool) -> Result<Deleted> {
+        let engine = &self.shared.engine;
+        let mut needed = room(frame_bytes(1, MAX_KEY_BYTES), 1);
+        loop {
+            let step = engine.with_room(needed, Need::Privileged, |tail| {
+                let found = self.present_keys(tail, prefix, limit)?;
+                if all && found.more {
+                    let size = found.bytes;
+                    return Err(Error::TooLarge { what: "a batch of deletes", size, limit: MAX_BATCH_BYTES });
+                }
+                let room = room(found.bytes, found.keys.len());
+                if !tail.active.as_ref().is_some_and(|active| active.fits(room)) {
+                    return Ok(Step::NeedsRoom(room));
+                }
+                Ok(Step::Done(self.delete_found(tail, token, &found), found.keys.len(), found.more))
+            })??;
+            match step {
+                Step::NeedsRoom(room) => needed = room,
+                Step::Done(answer, keys, more) => {
+                    engine.settle(answer)?;
+                    return Ok(Deleted { keys, more });
+                }
+            }
+        }
+    }
+
+    fn present_keys(&self, tail: &crate::engine::Tail, prefix: &[u8], limit: usize) -> Result<Present> {
+        let engine = &self.shared.engine;
+        let mut found = Present { keys: Vec::new(), bytes: frame_bytes(0, 0), more: false };
+        let mut failed = None;
+        let _ = tail;
+        let to = crate::index::prefix_end(prefix);
+        self.state.keys.for_each_in(Bound::Included(prefix), to.as_ref().map(Vec::as_slice), |key| {
+            let guard = crossbeam_epoch::pin();
+            let hash = engine.hash(&self.state, Class::Key, key);
+            match engine.newest(&self.state, Class::Key, key, hash, &guard) {
+                Ok(Some(op)) if op.head.kind == crate::op::Kind::Put => {}
+                Ok(_) => return ControlFlow::Continue(()),
+                Err(e) => {
+                    failed = Some(e);
+                    return ControlFlow::Break(());
+                }
+            }
+            let bytes = found.bytes + frame_bytes(1, key.len()) - frame_bytes(0, 0);
+            if found.keys.len() == limit || bytes > MAX_BATCH_BYTES {
+                found.more = true;
+                return ControlFlow::Break(());
+            }
+            found.bytes = bytes;
+            found.keys.push(key.to_vec());
+            ControlFlow::Continue(())
+        });
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(found),
+        }
+    }
+
+    fn delete_found(&self, tail: &mut crate::engine::Tail, token: Token, found: &Present) -> Answer {
+        let engine = &self.shared.engine;
+        let keyspace = &self.state;
+        let mut fences: Vec<Fence<'_>> = Vec::new();
+        let mut changes = Vec::new();
+        for key in &found.keys {
+            let name = keyspace.fence_of(key);
+            // Keys of one fence share a prefix, so they follow one another.
+            if fences.last().is_none_or(|fence| fence.name != name) {
+                let hash = engine.hash(keyspace, Class::Fence, name);
+                fences.push(Fence { keyspace, name, hash, token, raises: false });
+            }
+            changes.push(Change {
+                kind: ChangeKind::Delete,
+                keyspace,
+                key,
+                value: b"",
+                hash: engine.hash(keyspace, Class::Key, key),
+                value_checksum: None,
+                fence: fences.len() - 1,
+            });
+        }
+        let bytes = found.bytes;
+        let write = Write { changes: &changes, fences: &fences, conditions: &[], op: None, bytes };
+        let guard = crossbeam_epoch::pin();
+        let mut views = Vec::new();
+        let judged = engine.judge(tail, &write, &guard, &mut views).and_then(|()| {
+            if changes.is_empty() {
+                return Ok(Lsn::ZERO);
+            }
+            Ok(engine.append_write(tail, &write, &views, &guard)?)
+        });
+        engine.answer(tail, judged)
+    }
+}
+
+/// Keys found present for a delete.
+struct Present {
+    keys: Vec<Vec<u8>>,
+    bytes: usize,
+    more: bool,
+}
+
+enum Step {
+    NeedsRoom(u32),
+    Done(Answer, usize, bool),
+}
+
+impl fmt::Debug for Keyspace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keyspace")
+            .field("name", &self.name())
+            .field("options", &self.options())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Keys are any bytes, from 1 to [`MAX_KEY_BYTES`] of them.
+pub(crate) fn check_key(key: &[u8]) -> Result<()> {
+    if key.is_empty() {
+        return Err(Error::invalid("a key is empty: keys have at least one byte"));
+    }
+    if key.len() > MAX_KEY_BYTES {
+        return Err(Error::TooLarge { what: "a key", size: key.len(), limit: MAX_KEY_BYTES });
+    }
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! The bytes of the active segment in memory: the only copy of a value until its segment is sealed.
+//!
+//! One job: let one appender write at the end while any number of readers read what was appended,
+//! without a lock. This is one of the few modules with unsafe code (a locked buffer would put a lock
+//! into every read); its interface is safe: there is one [`Appender`], it only moves forward, and a
+//! reader gets no byte at or behind the end it has published.
+//!
+//! Read next: `segment.rs`, the only user.
+#![allow(unsafe_code)]
+
+use crate::sync::{Arc, AtomicUsize, Ordering};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+
+/// A fixed number of bytes, appended once and never changed.
+pub(crate) struct Image {
+    start: NonNull<u8>,
+    capacity: usize,
+    /// Bytes below are appended and immutable. The appender's release store pairs with the acquire
+    /// load of readers.
+    end: AtomicUsize,
+}
+
+// SAFETY: the bytes are plain memory owned by the image. Only the one `Appender` writes, only at or
+// behind `end`; readers only read below `end`, which the release/acquire pair orders behind the write.
+unsafe impl Send for Image {}
+// SAFETY: as above.
+unsafe impl Sync for Image {}
+
+/// The right to append to an image: there is exactly one.
+#[derive(Debug)]
+pub(crate) struct Appender(Arc<Image>);
+
+impl Image {
+    /// An image of `capacity` bytes that starts with `head` zeros (a block that is never read), and
+    /// the one appender. The operating system provides the memory page by page as it is touched.
+    pub fn new(capacity: u32, head: u32) -> (Arc<Image>, Appender) {
+        let capacity = capacity.max(head).max(1) as usize;
+        let layout = Self::layout(capacity);
+        // SAFETY: the layout has a size of at least one byte.
+        let start = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        let image = Arc::new(Image { start, capacity, end: AtomicUsize::new(head as usize) });
+        (image.clone(), Appender(image))
+    }
+
+    fn layout(capacity: usize) -> Layout {
+        Layout::from_size_align(capacity, 8).expect("a segment is far smaller than the address space")
+    }
+
+    /// Everything appended so far.
+    pub fn bytes(&self) -> &[u8] {
+        let end = self.end.load(Ordering::Acquire);
+        // SAFETY: `end <= capacity`, and the bytes below `end` are initialised and no longer written.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), end) }
+    }
+}
+
+impl Appender {
+    /// Appends `bytes` and publishes them to readers.
+    pub fn append(&mut self, bytes: &[u8]) {
+        let image = &*self.0;
+        let end = image.end.load(Ordering::Relaxed);
+        assert!(bytes.len() <= image.capacity - end, "space is checked before a frame is appended");
+        // SAFETY: in bounds by the assert. `&mut self` of the only appender makes this the only write,
+        // no reader has a slice that reaches beyond `end`, so `bytes` cannot overlap the target either.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), image.start.as_ptr().add(end), bytes.len());
+        }
+        image.end.store(end + bytes.len(), Ordering::Release);
+    }
+
+    pub fn end(&self) -> u32 {
+        self.0.end.load(Ordering::Relaxed) as u32
+    }
+
+    pub fn capacity(&self) -> u32 {
+        self.0.capacity as u32
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with the same layout, and no borrow outlives `self`.
+        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.capacity)) }
+    }
+}
+
+impl std::fmt::Debug for Image {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Image").field("capacity", &self.capacity).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The safe twin: a vector grown under a lock gives the same bytes at every length.
+    #[test]
+    fn readers_see_exactly_what_was_appended() {
+        let (image, mut appender) = Image::new(1 << 16, 8);
+        let mut twin = vec![0; 8];
+        std::thread::scope(|scope| {
+            let reader = image.clone();
+            scope.spawn(move || {
+                let mut last = 0;
+                while last < 8 + 255 * 200 {
+                    let bytes = reader.bytes();
+                    assert!(bytes.len() >= last);
+                    last = bytes.len();
+                    for (i, chunk) in bytes[8..].chunks(200).enumerate() {
+                        assert_eq!(chunk, [i as u8 + 1; 200]);
+                    }
+                    std::thread::yield_now();
+                }
+            });
+            for i in 1..=255u8 {
+                appender.append(&[i; 200]);
+                twin.extend_from_slice(&[i; 200]);
+            }
+        });
+        assert_eq!(image.bytes(), twin);
+        assert_eq!(appender.end() as usize, twin.len());
+    }
+
+    #[test]
+    #[should_panic(expected = "space is checked")]
+    fn nothing_is_appended_beyond_the_capacity() {
+        let (_image, mut appender) = Image::new(16, 8);
+        appender.append(&[1; 9]);
+    }
+}

@@ -1,0 +1,149 @@
+//! `STORE`: which segments belong to the store, in two copies.
+//!
+//! Promises that a change is durable in one copy before the other is touched, so that one of them is
+//! always whole; a segment is listed before its first frame and struck out before it is removed.
+//!
+//! Read next: `pool.rs`, which lists segments ahead of need.
+
+use crate::error::{Error, Result};
+use crate::format::header::{STORE_COPY_BYTES, StoreBlock};
+use crate::format::name;
+use crate::storage::{Access, File, Storage};
+use crate::sync::Arc;
+use std::io;
+
+/// The segment list in memory and on disk.
+#[derive(Debug)]
+pub(crate) struct List {
+    storage: Arc<dyn Storage>,
+    file: Arc<dyn File>,
+    block: StoreBlock,
+    /// Bytes set aside for one copy.
+    capacity: usize,
+    /// A write of it failed: what is on the disk is unknown, and so nothing may rest on it.
+    failed: bool,
+}
+
+/// What loading found beside the list.
+#[derive(Debug, Default)]
+pub(crate) struct Damage {
+    /// One copy was damaged; the other one counted.
+    pub one_copy: bool,
+}
+
+impl List {
+    /// Writes the first list of a new store under a temporary name, then gives it its own.
+    pub fn create(storage: Arc<dyn Storage>, block: StoreBlock) -> io::Result<Self> {
+        let capacity = STORE_COPY_BYTES;
+        let file = write_new(&*storage, &block, capacity)?;
+        Ok(List { storage, file, block, capacity, failed: false })
+    }
+
+    /// Reads the newest valid copy; `None` when there is no `STORE`.
+    pub fn load(storage: Arc<dyn Storage>, access: Access) -> Result<Option<(Self, Damage)>> {
+        let failed = |e| Error::io("reading STORE", e);
+        let file = match storage.open(name::STORE, access) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(Error::io("opening STORE", e)),
+        };
+        let mut bytes = vec![0; file.len().map_err(failed)? as usize];
+        file.read_exact_at(&mut bytes, 0).map_err(failed)?;
+        let first = StoreBlock::decode(&bytes)?;
+        let second = second_copy(&bytes)?;
+        let damage = Damage { one_copy: first.is_none() || second.is_none() };
+        let (capacity, second) = match second {
+            Some((capacity, block)) => (capacity, Some(block)),
+            None => ((bytes.len() / 2).next_power_of_two().max(STORE_COPY_BYTES), None),
+        };
+        let newest = first.into_iter().chain(second).max_by_key(|block| block.generation);
+        let Some(block) = newest else {
+            return Err(Error::corrupt(name::STORE, 0, "both copies of the segment list are damaged"));
+        };
+        Ok(Some((List { storage, file, block, capacity, failed: false }, damage)))
+    }
+
+    pub fn block(&self) -> &StoreBlock {
+        &self.block
+    }
+
+    /// Makes a change durable, in both copies.
+    ///
+    /// # Errors
+    /// The failure of the disk. `StorageFull` leaves the list as it was; after any other failure no
+    /// further change is accepted.
+    pub fn update(&mut self, change: impl FnOnce(&mut StoreBlock)) -> io::Result<()> {
+        if self.failed {
+            return Err(io::Error::other("an earlier write of STORE failed"));
+        }
+        let mut block = self.block.clone();
+        change(&mut block);
+        block.generation += 1;
+        let bytes = block.encode();
+        if bytes.len() > self.capacity {
+            return self.grow(block, bytes.len());
+        }
+        self.failed = true;
+        for copy in [0, self.capacity as u64] {
+            self.file.write_all_at(&bytes, copy)?;
+            self.file.sync_data()?;
+        }
+        self.failed = false;
+        self.block = block;
+        Ok(())
+    }
+
+    /// A list that outgrew its copies moves to a larger file, whole before it gets the name.
+    fn grow(&mut self, block: StoreBlock, bytes: usize) -> io::Result<()> {
+        let capacity = bytes.next_power_of_two();
+        let result = write_new(&*self.storage, &block, capacity);
+        match result {
+            Ok(file) => {
+                (self.file, self.block, self.capacity) = (file, block, capacity);
+                Ok(())
+            }
+            Err(e) => {
+                self.failed = e.kind() != io::ErrorKind::StorageFull;
+                Err(e)
+            }
+        }
+    }
+}
+
+/// The second copy lies at the capacity, a power of two, of the first; found without believing the
+/// length of the file, which may have been cut.
+fn second_copy(bytes: &[u8]) -> Result<Option<(usize, StoreBlock)>> {
+    let mut capacity = STORE_COPY_BYTES;
+    while capacity < bytes.len() {
+        if let Some(block) = StoreBlock::decode(&bytes[capacity..])? {
+            return Ok(Some((capacity, block)));
+        }
+        capacity *= 2;
+    }
+    Ok(None)
+}
+
+fn write_new(storage: &dyn Storage, block: &StoreBlock, capacity: usize) -> io::Result<Arc<dyn File>> {
+    match storage.remove(name::STORE_NEW) {
+        Ok(()) => {}
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) => return Err(e),
+    }
+    let file = storage.open(name::STORE_NEW, Access::Create)?;
+    let written = (|| {
+        file.write_zeros(2 * capacity as u64)?;
+        let bytes = block.encode();
+        file.write_all_at(&bytes, 0)?;
+        file.write_all_at(&bytes, capacity as u64)?;
+        file.sync_data()
+    })();
+    if let Err(e) = written {
+        drop(file);
+        // The old list still stands; the half-written one is removed again by the next open at the latest.
+        let _ = storage.remove(name::STORE_NEW);
+        return Err(e);
+    }
+    storage.rename(name::STORE_NEW, name::STORE)?;
+    storage.sync_dir()?;
+    Ok(file)
+}

@@ -1,0 +1,8 @@
+//! The log: segments on a [`Storage`](crate::storage::Storage), from their creation to their seal.
+
+pub(crate) mod guard;
+pub(crate) mod image;
+pub(crate) mod segment;
+pub(crate) mod list;
+pub(crate) mod pool;
+pub(crate) mod scan;

@@ -1,0 +1,199 @@
+//! Where segments come from: spare ones, made of zeros and listed ahead of need.
+//!
+//! Promises that a spare was written with zeros, synced, named in its synced directory and listed in
+//! `STORE` before anyone gets it, and that two of them are kept back for what must go on when the
+//! disk is full: deletes, raises, grants, floors. Never runs on the path of a write that finds a spare.
+//!
+//! Read next: `engine.rs`, which takes spares under the tail lock.
+
+use super::list::List;
+use super::segment::Segments;
+use crate::error::{Error, Result};
+use crate::format::header::Listed;
+use crate::format::name;
+use crate::options::{MAX_SEGMENT_BYTES, Options};
+use crate::storage::{Access, File, Storage};
+use crate::sync::{Arc, AtomicU32, Mutex, Ordering};
+use crate::types::SegmentId;
+use std::io;
+
+/// Spares that only privileged ops may take.
+const RESERVE: usize = 2;
+const MIN_FOLLOWING_BYTES: u64 = 1 << 20;
+
+/// Who asks for a spare.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Need {
+    /// Puts: they leave the reserve alone.
+    Ordinary,
+    /// What frees space or keeps the fences working.
+    Privileged,
+}
+
+impl Need {
+    fn keeps_back(self) -> usize {
+        match self {
+            Need::Ordinary => RESERVE,
+            Need::Privileged => 0,
+        }
+    }
+}
+
+/// An empty, listed segment.
+#[derive(Debug)]
+pub(crate) struct Spare {
+    pub listed: Listed,
+    pub file: Arc<dyn File>,
+}
+
+/// The spares of a store, and its list. Lock order: `list`, then `ready`; the tail lock is taken
+/// before `ready` and never before `list`.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    storage: Arc<dyn Storage>,
+    /// Held across the making of a segment.
+    list: Mutex<List>,
+    ready: Mutex<Vec<Spare>>,
+    fixed_bytes: Option<u32>,
+    /// The size of the last spare made, for statistics.
+    bytes: AtomicU32,
+}
+
+impl Pool {
+    pub fn new(storage: Arc<dyn Storage>, list: List, ready: Vec<Spare>, options: &Options) -> Self {
+        let bytes = ready.last().map_or(0, |spare| spare.listed.bytes);
+        Pool {
+            storage,
+            list: Mutex::new(list),
+            ready: Mutex::new(ready),
+            fixed_bytes: options.segment_bytes,
+            bytes: AtomicU32::new(bytes),
+        }
+    }
+
+    /// A spare of at least `bytes`, if there is one for this need. Quick: called under the tail lock.
+    pub fn take(&self, bytes: u32, need: Need) -> Option<Spare> {
+        let mut ready = self.ready.lock();
+        if ready.len() <= need.keeps_back() {
+            return None;
+        }
+        let at = ready.iter().position(|spare| spare.listed.bytes >= bytes)?;
+        Some(ready.remove(at))
+    }
+
+    /// Whether [`Pool::refill`] has something to do.
+    pub fn is_low(&self) -> bool {
+        self.ready.lock().len() <= RESERVE
+    }
+
+    /// Makes spares until one is there beyond the reserve.
+    pub fn refill(&self) -> Result<()> {
+        let mut list = self.list.lock();
+        while self.is_low() {
+            let bytes = self.following_bytes(&list);
+            self.make(&mut list, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Sees to it that [`Pool::take`] finds a spare of `bytes`, making one where it must.
+    pub fn provide(&self, bytes: u32, need: Need) -> Result<()> {
+        let mut list = self.list.lock();
+        let usual = self.following_bytes(&list);
+        loop {
+            let (enough, fits) = {
+                let ready = self.ready.lock();
+                let fits = ready.iter().any(|spare| spare.listed.bytes >= bytes);
+                (ready.len() > need.keeps_back(), fits)
+            };
+            if enough && fits {
+                return Ok(());
+            }
+            let wanted = if enough || !fits { bytes.next_multiple_of(4096).max(usual) } else { usual };
+            self.make(&mut list, wanted)?;
+        }
+    }
+
+    /// Segments follow the size of the store, so that a small store is small.
+    fn following_bytes(&self, list: &List) -> u32 {
+        self.fixed_bytes.unwrap_or_else(|| {
+            let all: u64 = list.block().segments.iter().map(|listed| listed.bytes as u64).sum();
+            (all / 64).next_power_of_two().clamp(MIN_FOLLOWING_BYTES, MAX_SEGMENT_BYTES as u64) as u32
+        })
+    }
+
+    fn make(&self, list: &mut List, bytes: u32) -> Result<()> {
+        let id = free_id(list);
+        let file_name = name::segment(id);
+        let life = random_u64()?;
+        let made = self.make_file(&file_name, bytes).and_then(|file| {
+            let listed = Listed { segment: id, bytes, life, origin: 0 };
+            list.update(|block| {
+                block.next_segment = id.0 + 1;
+                block.segments.push(listed);
+            })?;
+            Ok(Spare { listed, file })
+        });
+        match made {
+            Ok(spare) => {
+                self.bytes.store(bytes, Ordering::Relaxed);
+                self.ready.lock().push(spare);
+                Ok(())
+            }
+            Err(e) => {
+                // Not listed, so nothing rests on it; what cannot be removed now goes at the next open.
+                let _ = self.storage.remove(&file_name);
+                Err(self.explain(e, bytes))
+            }
+        }
+    }
+
+    fn make_file(&self, file_name: &str, bytes: u32) -> io::Result<Arc<dyn File>> {
+        match self.storage.remove(file_name) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(e),
+        }
+        let file = self.storage.open(file_name, Access::Create)?;
+        file.write_zeros(bytes as u64)?;
+        file.sync_data()?;
+        self.storage.sync_dir()?;
+        Ok(file)
+    }
+
+    fn explain(&self, e: io::Error, bytes: u32) -> Error {
+        if matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+            return Error::NoSpace { dir: self.storage.describe(), bytes: bytes as u64 };
+        }
+        Error::io(format!("preparing a segment in {}", self.storage.describe()), e)
+    }
+
+    /// Changes the list, for everything but spares.
+    pub fn update_list(&self, change: impl FnOnce(&mut crate::format::header::StoreBlock)) -> io::Result<()> {
+        self.list.lock().update(change)
+    }
+
+    /// Every byte the store takes on disk in segments.
+    pub fn disk_bytes(&self) -> u64 {
+        self.list.lock().block().segments.iter().map(|listed| listed.bytes as u64).sum()
+    }
+}
+
+/// The next id whose slot in the table of segments no listed segment holds.
+fn free_id(list: &List) -> SegmentId {
+    let mut id = list.block().next_segment;
+    while list
+        .block()
+        .segments
+        .iter()
+        .any(|listed| Segments::slot(listed.segment) == Segments::slot(SegmentId(id)))
+    {
+        id += 1;
+    }
+    SegmentId(id)
+}
+
+/// Random bits that no earlier life, store or owner had.
+pub(crate) fn random_u64() -> Result<u64> {
+    getrandom::u64().map_err(|e| Error::io("asking the system for random bits", io::Error::other(e)))
+}

@@ -1,0 +1,191 @@
+//! Reading a segment frame by frame, and telling a torn tail from damage.
+//!
+//! One job: find the end of what was written whole, and say whether what lies behind is merely not
+//! written (a crash), or was durable once (damage). Never decides what to do about it.
+//!
+//! | at the first bad frame, expected lsn n | verdict |
+//! |---|---|
+//! | a later frame says that n was durable when it was written | damage |
+//! | later frames verify, none says so | torn: writes reorder |
+//! | nothing behind verifies | torn, or simply the end |
+//!
+//! Read next: `recover.rs`, which knows the segments around this one.
+
+use crate::format::frame::{BodySum, FRAME_HEADER_BYTES, FrameHeader};
+use crate::format::op::{self, put_varint};
+use crate::format::salt::Salt;
+use crate::format::{FRAME_ALIGN, HEADER_BYTES};
+use crate::types::{Lsn, SegmentId};
+use std::collections::VecDeque;
+
+/// Which bytes are scanned, and what the first frame must follow.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Start {
+    pub segment: SegmentId,
+    pub salt: Salt,
+    /// The checksum of the segment's header.
+    pub checksum: u32,
+    /// The lsn of the first frame.
+    pub lsn: Lsn,
+}
+
+/// Where the whole frames end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Scanned {
+    /// The offset behind the last whole frame.
+    pub end: u32,
+    pub frames: u32,
+    /// The checksum of the last whole frame's header, or of the segment's header.
+    pub checksum: u32,
+    /// The lsn of the next frame.
+    pub next: Lsn,
+    /// Everything up to here was durable, as the frames themselves say.
+    pub proven: Lsn,
+    /// The first whole frame that no later one proves: from here the tail is adopted.
+    pub unproven: u32,
+    /// Where each op lies, as the key table stores it.
+    pub table: Table,
+    /// A later frame proves that the one at `end` was durable: its offset.
+    pub damage: Option<u32>,
+}
+
+/// The offsets of the ops of a segment: differences, as base-128 numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Table {
+    bytes: Vec<u8>,
+    last: u32,
+}
+
+impl Table {
+    /// The most bytes one op adds.
+    pub const ENTRY_BYTES: u32 = 5;
+
+    /// A table as it was read from a segment.
+    pub fn from_bytes(bytes: Vec<u8>) -> Self {
+        Table { bytes, last: 0 }
+    }
+
+    pub fn push(&mut self, offset: u32) {
+        put_varint(&mut self.bytes, (offset - self.last) as u64);
+        self.last = offset;
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub fn len(&self) -> u32 {
+        self.bytes.len() as u32
+    }
+
+    /// The offsets in `bytes`, ending early (with `None`) where they are no table.
+    pub fn offsets(bytes: &[u8]) -> impl Iterator<Item = Option<u32>> {
+        let mut at = op::Reader { bytes, at: 0 };
+        let mut last = 0u64;
+        std::iter::from_fn(move || {
+            if at.at == at.bytes.len() {
+                return None;
+            }
+            match at
+                .varint()
+                .and_then(|delta| last.checked_add(delta))
+                .filter(|&next| next <= u32::MAX as u64)
+            {
+                Some(next) => {
+                    last = next;
+                    Some(Some(next as u32))
+                }
+                None => {
+                    at.at = at.bytes.len();
+                    Some(None)
+                }
+            }
+        })
+    }
+}
+
+/// Scans the frames of a segment from behind its header. `bytes` is the whole segment.
+pub(crate) fn scan(bytes: &[u8], start: &Start) -> Scanned {
+    let mut scanned = Scanned {
+        end: HEADER_BYTES,
+        frames: 0,
+        checksum: start.checksum,
+        next: start.lsn,
+        proven: Lsn::ZERO,
+        unproven: HEADER_BYTES,
+        table: Table::default(),
+        damage: None,
+    };
+    let mut unproven = VecDeque::new();
+    while let Some((header, checksum)) = whole_frame(bytes, start, &mut scanned) {
+        unproven.push_back((header.lsn, scanned.end));
+        while unproven.front().is_some_and(|&(lsn, _)| lsn <= header.durable) {
+            unproven.pop_front();
+        }
+        scanned.end = frame_end(scanned.end, header.body_len);
+        scanned.frames += 1;
+        scanned.checksum = checksum;
+        scanned.next = header.lsn.next();
+        scanned.proven = scanned.proven.max(header.durable);
+    }
+    scanned.unproven = unproven.front().map_or(scanned.end, |&(_, offset)| offset);
+    scanned.damage = evidence(bytes, start.salt, scanned.end, scanned.next);
+    scanned
+}
+
+/// The offset behind a frame.
+pub(crate) fn frame_end(offset: u32, body_len: u32) -> u32 {
+    (offset + FRAME_HEADER_BYTES as u32 + body_len).next_multiple_of(FRAME_ALIGN)
+}
+
+/// The frame at the end of what was scanned, if it is the next one and every byte of it verifies.
+fn whole_frame(bytes: &[u8], start: &Start, scanned: &mut Scanned) -> Option<(FrameHeader, u32)> {
+    let offset = scanned.end;
+    let (header, checksum) = FrameHeader::decode(bytes.get(offset as usize..)?, start.salt, offset)?;
+    let from = offset as usize + FRAME_HEADER_BYTES;
+    let to = from.checked_add(header.body_len as usize).filter(|&to| to <= bytes.len())?;
+    if header.previous != scanned.checksum || header.lsn != scanned.next {
+        return None;
+    }
+    let mut table = Table { last: scanned.table.last, bytes: Vec::new() };
+    let mut sum = BodySum::default();
+    let mut at = from;
+    while at < to {
+        let head = op::decode(&bytes[..to], at, start.segment, at as u32).ok()?;
+        let belongs = head.back == at as u32 - offset;
+        if !belongs
+            || !head.verify_head(bytes, start.salt, at as u32, header.lsn)
+            || !head.verify_value(bytes)
+        {
+            return None;
+        }
+        sum.add(head.checksum());
+        table.push(at as u32);
+        at = head.end();
+    }
+    if sum.finish() != header.body {
+        return None;
+    }
+    scanned.table.bytes.extend_from_slice(&table.bytes);
+    scanned.table.last = table.last;
+    Some((header, checksum))
+}
+
+/// A frame behind `end` that says lsn `next` was durable when it was written.
+pub(crate) fn evidence(bytes: &[u8], salt: Salt, end: u32, next: Lsn) -> Option<u32> {
+    let mut offset = end;
+    while (offset as usize) < bytes.len() {
+        match FrameHeader::decode(&bytes[offset as usize..], salt, offset) {
+            Some((header, _)) if header.durable >= next => return Some(offset),
+            _ => offset += FRAME_ALIGN,
+        }
+    }
+    None
+}
+
+/// Whether any frame of this life lies right behind the header: else the segment is empty.
+pub(crate) fn has_frames(bytes: &[u8], salt: Salt) -> bool {
+    bytes
+        .get(HEADER_BYTES as usize..)
+        .is_some_and(|behind| FrameHeader::decode(behind, salt, HEADER_BYTES).is_some())
+}

@@ -1,0 +1,292 @@
+//! One segment as readers see it, and the table of all of them.
+//!
+//! One job: from a place to the op that lies there. The active segment is read from its memory image, a
+//! sealed one from its map (or with positioned reads). An op of a sealed segment is verified every
+//! time it is read: what was right when it was written may rot later (assumption A8).
+//!
+//! Read next: `pool.rs`, where segments come from.
+
+use super::image::Image;
+use crate::error::{Error, Result};
+use crate::format::frame::LSN_AT;
+use crate::format::op::{self, Head};
+use crate::format::salt::Salt;
+use crate::format::{HEADER_BYTES, name};
+use crate::index::Place;
+use crate::op::Op;
+use crate::storage::{File, Mapping};
+use crate::sync::{Arc, Mutex};
+use crate::types::{Location, Lsn, SegmentId};
+use crossbeam_epoch::{Atomic, Guard, Owned};
+use std::fmt;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+
+/// Where the bytes of a segment are read from.
+#[derive(Debug)]
+pub(crate) enum Body {
+    /// Being written: the image holds everything appended.
+    Image(Arc<Image>),
+    /// Sealed, through a map of everything up to the end of its frames.
+    Map(Mapping),
+    /// Sealed, with positioned reads up to this offset.
+    Pread(u32),
+}
+
+/// A segment in one of its forms; replaced in the table when it is sealed.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    pub id: SegmentId,
+    pub salt: Salt,
+    pub file: Arc<dyn File>,
+    pub body: Body,
+}
+
+/// The bytes of an op, borrowed from the segment or read for the purpose.
+pub(crate) enum Bytes<'a> {
+    Borrowed(&'a [u8]),
+    Owned(Vec<u8>),
+}
+
+impl std::ops::Deref for Bytes<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Bytes::Borrowed(bytes) => bytes,
+            Bytes::Owned(bytes) => bytes,
+        }
+    }
+}
+
+/// An op found in the log.
+pub(crate) struct OpRef<'a> {
+    pub at: Location,
+    /// The op's own lsn, which orders time: for a moved op not the one of its frame.
+    pub lsn: Lsn,
+    pub head: Head,
+    pub bytes: Bytes<'a>,
+}
+
+impl OpRef<'_> {
+    pub fn op(&self) -> Op<'_> {
+        self.head.op(&self.bytes)
+    }
+
+    pub fn key(&self) -> &[u8] {
+        &self.bytes[self.head.key.clone()]
+    }
+
+    pub fn value(&self) -> &[u8] {
+        &self.bytes[self.head.value.clone()]
+    }
+}
+
+impl fmt::Debug for OpRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpRef").field("at", &self.at).field("lsn", &self.lsn).finish_non_exhaustive()
+    }
+}
+
+/// Bytes read at first with positioned reads; enough for nearly every head and small value.
+const FIRST_READ_BYTES: usize = 1024;
+
+impl Segment {
+    /// Where an op lies.
+    pub fn location(&self, offset: u32) -> Location {
+        Location { segment: self.id, offset }
+    }
+
+    /// The op at `offset`, its head verified unless it was never on a disk.
+    pub fn op(&self, offset: u32) -> Result<OpRef<'_>> {
+        match &self.body {
+            Body::Image(image) => self.parse(Bytes::Borrowed(image.bytes()), 0, offset, false),
+            Body::Map(map) => self.parse(Bytes::Borrowed(map), 0, offset, true),
+            Body::Pread(end) => self.op_by_reading(offset, *end),
+        }
+    }
+
+    /// Everything readable without a system call: empty where values are read with positioned reads.
+    pub fn bytes(&self) -> &[u8] {
+        match &self.body {
+            Body::Image(image) => image.bytes(),
+            Body::Map(map) => map,
+            Body::Pread(_) => &[],
+        }
+    }
+
+    /// Whether a value can be borrowed from the segment.
+    pub fn is_addressable(&self) -> bool {
+        !matches!(self.body, Body::Pread(_))
+    }
+
+    /// Verifies the value of an op as well, when it is a large one.
+    pub fn check_value(&self, found: &OpRef<'_>) -> Result<()> {
+        if matches!(self.body, Body::Image(_)) || found.head.verify_value(&found.bytes) {
+            return Ok(());
+        }
+        Err(self.corrupt(found.at.offset, "a value does not match its checksum"))
+    }
+
+    pub fn corrupt(&self, offset: u32, what: &str) -> Error {
+        Error::corrupt(name::segment(self.id), offset as u64, what)
+    }
+
+    /// `bytes` start at `base` of the segment and hold at least the frame header and the op.
+    fn parse<'a>(&self, bytes: Bytes<'a>, base: u32, offset: u32, verify: bool) -> Result<OpRef<'a>> {
+        let start = offset.wrapping_sub(base) as usize;
+        if offset < base || start > bytes.len() {
+            return Err(self.corrupt(offset, "a place behind the end of the segment"));
+        }
+        let head = op::decode(&bytes, start, self.id, offset).map_err(|bad| self.corrupt(offset, bad.0))?;
+        let frame = offset.checked_sub(head.back).filter(|&frame| frame >= HEADER_BYTES && frame >= base);
+        let lsn = frame
+            .and_then(|frame| bytes.get((frame - base) as usize + LSN_AT..)?.first_chunk::<8>())
+            .map(|lsn| Lsn::new(u64::from_le_bytes(*lsn)))
+            .ok_or_else(|| self.corrupt(offset, "an op outside of a frame"))?;
+        if verify && !head.verify_head(&bytes, self.salt, offset, lsn) {
+            return Err(self.corrupt(offset, "an op does not match its checksum"));
+        }
+        let lsn = head.links.moved.map_or(lsn, |(own, _)| own);
+        Ok(OpRef { at: self.location(offset), lsn, head, bytes })
+    }
+
+    fn op_by_reading(&self, offset: u32, end: u32) -> Result<OpRef<'static>> {
+        let failed = |e| Error::io(format!("reading {}", name::segment(self.id)), e);
+        if offset < HEADER_BYTES || offset >= end {
+            return Err(self.corrupt(offset, "a place behind the end of the segment"));
+        }
+        let mut bytes = vec![0; FIRST_READ_BYTES.min((end - offset) as usize)];
+        self.file.read_exact_at(&mut bytes, offset as u64).map_err(failed)?;
+        let head = loop {
+            match op::decode(&bytes, 0, self.id, offset) {
+                Ok(head) => break head,
+                Err(_) if bytes.len() < (end - offset) as usize => {
+                    // Doubling reads a large value in a few steps and never more than its segment.
+                    let more = (bytes.len() * 4).min((end - offset) as usize);
+                    let have = bytes.len();
+                    bytes.resize(more, 0);
+                    self.file
+                        .read_exact_at(&mut bytes[have..], (offset as usize + have) as u64)
+                        .map_err(failed)?;
+                }
+                Err(bad) => return Err(self.corrupt(offset, bad.0)),
+            }
+        };
+        let frame = offset
+            .checked_sub(head.back)
+            .filter(|&frame| frame >= HEADER_BYTES)
+            .ok_or_else(|| self.corrupt(offset, "an op outside of a frame"))?;
+        let mut lsn = [0; 8];
+        self.file.read_exact_at(&mut lsn, frame as u64 + LSN_AT as u64).map_err(failed)?;
+        let lsn = Lsn::new(u64::from_le_bytes(lsn));
+        if !head.verify_head(&bytes, self.salt, offset, lsn) {
+            return Err(self.corrupt(offset, "an op does not match its checksum"));
+        }
+        bytes.truncate(head.end());
+        let lsn = head.links.moved.map_or(lsn, |(own, _)| own);
+        Ok(OpRef { at: self.location(offset), lsn, head, bytes: Bytes::Owned(bytes) })
+    }
+}
+
+const PAGE: usize = 512;
+const SLOTS: usize = 1 << crate::index::SEGMENT_BITS;
+
+type Page = Box<[Atomic<Arc<Segment>>]>;
+
+/// All segments that readers may ask for, by the low bits of their ids. Two segments in the table
+/// never share these bits: the list does not hand out an id whose slot is taken.
+pub(crate) struct Segments {
+    pages: Box<[OnceLock<Page>]>,
+    /// Orders changes; readers take no lock.
+    writer: Mutex<()>,
+}
+
+impl Segments {
+    pub fn new() -> Self {
+        Segments { pages: (0..SLOTS / PAGE).map(|_| OnceLock::new()).collect(), writer: Mutex::new(()) }
+    }
+
+    /// The slot of a segment in the table, and in the places of the index.
+    pub fn slot(id: SegmentId) -> u32 {
+        id.0 % SLOTS as u32
+    }
+
+    /// The place of a location, for the index.
+    pub fn place(at: Location) -> Place {
+        Place { segment: Self::slot(at.segment), offset: at.offset }
+    }
+
+    /// The segment in `slot`.
+    #[inline]
+    pub fn get<'g>(&self, slot: u32, guard: &'g Guard) -> Option<&'g Arc<Segment>> {
+        let page = self.pages.get(slot as usize / PAGE)?.get()?;
+        let shared = page[slot as usize % PAGE].load(Ordering::Acquire, guard);
+        deref(shared)
+    }
+
+    /// The op at `at`, or `None` when its segment is gone: then nobody needs it any more.
+    pub fn op<'g>(&self, at: Location, guard: &'g Guard) -> Result<Option<OpRef<'g>>> {
+        match self.get(Self::slot(at.segment), guard) {
+            Some(segment) if segment.id == at.segment => segment.op(at.offset).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Puts a segment into its slot, in place of its earlier form.
+    pub fn set(&self, segment: Arc<Segment>) {
+        let slot = Self::slot(segment.id) as usize;
+        let page = self.pages[slot / PAGE].get_or_init(|| (0..PAGE).map(|_| Atomic::null()).collect());
+        let _writer = self.writer.lock();
+        let guard = crossbeam_epoch::pin();
+        let old = page[slot % PAGE].swap(Owned::new(segment), Ordering::AcqRel, &guard);
+        retire(old, &guard);
+    }
+}
+
+impl Drop for Segments {
+    fn drop(&mut self) {
+        for page in self.pages.iter_mut() {
+            for slot in page.take().into_iter().flatten() {
+                drop(take(slot));
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Segments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Segments")
+    }
+}
+
+use epoch::{deref, retire, take};
+
+/// The two places where epochs need unsafe code.
+#[allow(unsafe_code)]
+mod epoch {
+    use super::Segment;
+    use crate::sync::Arc;
+    use crossbeam_epoch::{Atomic, Guard, Shared};
+
+    /// The value of a slot that nobody else can reach any more.
+    pub(super) fn take(slot: Atomic<Arc<Segment>>) -> Option<Arc<Segment>> {
+        // SAFETY: the slot is owned, so no other thread can load from it; the pointer is null or came from
+        // `Owned`, and it is taken once.
+        unsafe { slot.try_into_owned() }.map(|owned| *owned.into_box())
+    }
+
+    pub(super) fn deref<'g>(shared: Shared<'g, Arc<Segment>>) -> Option<&'g Arc<Segment>> {
+        // SAFETY: values enter the table through `Owned`, so the pointer is null or valid; a value that
+        // leaves the table is freed by `retire`, after every guard of this epoch is gone.
+        unsafe { shared.as_ref() }
+    }
+
+    pub(super) fn retire(old: Shared<'_, Arc<Segment>>, guard: &Guard) {
+        if !old.is_null() {
+            // SAFETY: `old` was swapped out of the table under the writer's lock, or by the only owner in
+            // `drop`, so it is retired once and no new reader can reach it.
+            unsafe { guard.defer_destroy(old) }
+        }
+    }
+}
