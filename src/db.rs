@@ -13,7 +13,7 @@ use crate::group_commit::{Doorbell, Due, Heard, Progress, WakerSlot};
 use crate::keyspace::Keyspace;
 use crate::lease::LeaseTable;
 use crate::log::list::List;
-use crate::log::pool::{Need, Pool, random_u64};
+use crate::log::pool::{Need, Pool};
 use crate::op::{KeyspaceValue, Kind, Links, Op, check_keyspace_name};
 use crate::options::{KeyspaceOptions, Options};
 use crate::recover::{OpenReport, Recovered, recover};
@@ -306,14 +306,11 @@ fn create(storage: &Arc<dyn Storage>, options: &Options) -> Result<List> {
     if options.read_only || options.must_exist {
         return Err(Error::io(format!("opening the store in {dir}"), io::ErrorKind::NotFound.into()));
     }
-    let mut store_id = [0; 16];
-    store_id[..8].copy_from_slice(&random_u64()?.to_le_bytes());
-    store_id[8..].copy_from_slice(&random_u64()?.to_le_bytes());
     let block = StoreBlock {
         generation: 1,
-        store_id,
+        store_id: options.entropy.u128()?.to_le_bytes(),
         ancestors: Vec::new(),
-        incarnation: random_u64()?,
+        incarnation: options.entropy.u64()?,
         incarnation_before: 0,
         next_segment: 1,
         sealed_through: 0,

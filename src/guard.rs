@@ -7,7 +7,6 @@ use crate::engine::{Engine, KeyspaceState};
 use crate::error::{Error, Result};
 use crate::keyspace::Keyspace;
 use crate::lease::Grant;
-use crate::log::pool::random_u64;
 use crate::options::Tokens;
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::types::{OpId, OwnerId, Token, Ttl};
@@ -111,7 +110,7 @@ impl LeaseRequest<'_> {
         let ttl = self.ttl?;
         let owner = match self.owner {
             Some(owner) => owner,
-            None => OwnerId::new((random_u64()? as u128) << 64 | random_u64()? as u128),
+            None => OwnerId::new(keyspace.shared.engine.options.entropy.u128()?),
         };
         let granted = keyspace.shared.engine.acquire(&keyspace.state, fence, owner, ttl)?;
         Ok(Lease {

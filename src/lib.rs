@@ -6,6 +6,7 @@ mod types;
 mod error;
 mod sync;
 mod clock;
+mod entropy;
 pub mod storage;
 mod options;
 // Rules: pure. No files, no clock reads, no threads.

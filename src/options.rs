@@ -1,6 +1,7 @@
 //! What can be chosen when a store or a keyspace is opened, with each default.
 
 use crate::clock::{Clock, SystemClock};
+use crate::entropy::Entropy;
 use crate::error::{Error, Result};
 use crate::storage::Storage;
 use crate::sync::Arc;
@@ -173,6 +174,7 @@ pub struct Options {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) storage: Option<Arc<dyn Storage>>,
     pub(crate) progress: Option<ProgressFn>,
+    pub(crate) entropy: Entropy,
 }
 
 impl Default for Options {
@@ -188,6 +190,7 @@ impl Default for Options {
             clock: Arc::new(SystemClock::new()),
             storage: None,
             progress: None,
+            entropy: Entropy::System,
         }
     }
 }
@@ -237,6 +240,15 @@ impl Options {
     pub fn without_threads(mut self) -> Self {
         self.background = false;
         self.idle_seal = false;
+        self
+    }
+
+    /// Draws the ids of the store, its lives and its owners from a seed, so that a simulation can be
+    /// repeated bit for bit. Never for real data: two stores of one seed would take each other's bytes
+    /// for their own.
+    #[cfg(any(test, feature = "sim", fuzzing))]
+    pub fn deterministic(mut self, seed: u64) -> Self {
+        self.entropy = Entropy::seeded(seed);
         self
     }
 

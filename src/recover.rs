@@ -13,7 +13,7 @@ use crate::format::header::{End, Listed, SEAL_BYTES, Seal, SegmentHeader, StoreB
 use crate::format::salt::Salt;
 use crate::format::{HEADER_BYTES, name};
 use crate::log::list::List;
-use crate::log::pool::{Spare, random_u64};
+use crate::log::pool::Spare;
 use crate::log::scan::{Scanned, Start, Table, has_frames, scan};
 use crate::log::segment::{Body, Segment};
 use crate::options::{Options, Progress};
@@ -98,7 +98,7 @@ pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &Options, list: List)
     if !options.read_only {
         let newest = begun.last().zip(newest.as_ref().filter(|newest| newest.scanned.frames > 0));
         adopt(&recovered, newest)?;
-        begin_incarnation(&**storage, &mut recovered)?;
+        begin_incarnation(&**storage, &mut recovered, options)?;
     }
     recovered.replay.settle(options.read_mode)?;
     Ok(recovered)
@@ -334,10 +334,10 @@ fn adopt(recovered: &Recovered, newest: Option<(&Begun, &Newest)>) -> Result<()>
 
 /// Draws a new incarnation, gives every empty segment a new life (so that no frame of an earlier one
 /// can ever be glued on), and removes what was made and never listed.
-fn begin_incarnation(storage: &dyn Storage, recovered: &mut Recovered) -> Result<()> {
-    let incarnation = random_u64()?;
+fn begin_incarnation(storage: &dyn Storage, recovered: &mut Recovered, options: &Options) -> Result<()> {
+    let incarnation = options.entropy.u64()?;
     for spare in &mut recovered.spares {
-        spare.listed.life = random_u64()?;
+        spare.listed.life = options.entropy.u64()?;
         spare.listed.origin = 0;
     }
     let (spares, sealed) = (&recovered.spares, recovered.before.segment);

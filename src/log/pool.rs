@@ -8,6 +8,7 @@
 
 use super::list::List;
 use super::segment::Segments;
+use crate::entropy::Entropy;
 use crate::error::{Error, Result};
 use crate::format::header::Listed;
 use crate::format::name;
@@ -55,6 +56,7 @@ pub(crate) struct Pool {
     list: Mutex<List>,
     ready: Mutex<Vec<Spare>>,
     fixed_bytes: Option<u32>,
+    entropy: Entropy,
     /// The size of the last spare made, for statistics.
     bytes: AtomicU32,
 }
@@ -67,6 +69,7 @@ impl Pool {
             list: Mutex::new(list),
             ready: Mutex::new(ready),
             fixed_bytes: options.segment_bytes,
+            entropy: options.entropy.clone(),
             bytes: AtomicU32::new(bytes),
         }
     }
@@ -125,7 +128,7 @@ impl Pool {
     fn make(&self, list: &mut List, bytes: u32) -> Result<()> {
         let id = free_id(list);
         let file_name = name::segment(id);
-        let life = random_u64()?;
+        let life = self.entropy.u64()?;
         let made = self.make_file(&file_name, bytes).and_then(|file| {
             let listed = Listed { segment: id, bytes, life, origin: 0 };
             list.update(|block| {
@@ -191,9 +194,4 @@ fn free_id(list: &List) -> SegmentId {
         id += 1;
     }
     SegmentId(id)
-}
-
-/// Random bits that no earlier life, store or owner had.
-pub(crate) fn random_u64() -> Result<u64> {
-    getrandom::u64().map_err(|e| Error::io("asking the system for random bits", io::Error::other(e)))
 }
