@@ -38,6 +38,17 @@ pub(crate) enum ChangeKind {
     Raise,
 }
 
+impl ChangeKind {
+    /// The op that does it.
+    pub fn op(self) -> Kind {
+        match self {
+            ChangeKind::Put => Kind::Put,
+            ChangeKind::Delete => Kind::Delete,
+            ChangeKind::Raise => Kind::Mark,
+        }
+    }
+}
+
 /// A fence that a write touches, with the one token presented for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fence<'a> {

@@ -6,7 +6,7 @@
 //! Read next: `commit.rs`, which puts it on the disk.
 
 use crate::admit::{Change, ChangeKind, Write};
-use crate::engine::{Active, Engine, FenceView, Filled, KeyspaceState, Released, Tail};
+use crate::engine::{Active, Engine, FenceView, Filled, KeyspaceState, Released, Tail, Version, Work};
 use crate::error::Result;
 use crate::fence::{self, FenceState};
 use crate::format::frame::{BodySum, FRAME_HEADER_BYTES};
@@ -14,6 +14,7 @@ use crate::format::header::SEAL_BYTES;
 use crate::format::op::{self, MAX_OVERHEAD, Site};
 use crate::format::salt::Salt;
 use crate::format::{FRAME_ALIGN, HEADER_BYTES};
+use crate::log::guard::Pins;
 use crate::log::image::Image;
 use crate::log::pool::{Need, Spare};
 use crate::log::scan::Table;
@@ -105,6 +106,7 @@ impl Engine {
             salt: Salt::new(&self.store_id, listed.segment, listed.life),
             file,
             body: Body::Image(image.clone()),
+            pins: Pins::new(),
         });
         self.segments.set(segment.clone());
         Active { segment, image, appender, listed, counter, table: Table::default(), frames: 0 }
@@ -114,67 +116,77 @@ impl Engine {
     pub fn append_write(
         &self,
         tail: &mut Tail,
+        work: &mut Work,
         write: &Write<'_>,
-        views: &[FenceView],
         guard: &Guard,
     ) -> Result<Lsn> {
         // Everything that can fail is looked up first.
-        let mut versions = Vec::with_capacity(write.changes.len());
-        for change in write.changes {
-            versions.push(match change.kind {
-                ChangeKind::Raise => None,
-                _ => self
-                    .newest(change.keyspace, Class::Key, change.key, change.hash, guard)?
-                    .map(|op| (op.at, op.head.kind == Kind::Put)),
-            });
-        }
+        self.find_versions(work, write, guard)?;
         let lsn = tail.next;
-        let mut carriers: Vec<Option<Location>> = vec![None; write.fences.len()];
-        let mut places = Vec::with_capacity(write.changes.len());
+        work.carriers.clear();
+        work.carriers.resize(write.fences.len(), None);
+        work.places.clear();
         let Tail { active, scratch, .. } = &mut *tail;
         let active = active.as_mut().expect("reserved before");
         let mut frame = Frame::begin(active, scratch, lsn);
-        for (change, version) in write.changes.iter().zip(&versions) {
+        for (change, version) in write.changes.iter().zip(&work.versions) {
             let fence = &write.fences[change.fence];
-            let view = &views[change.fence];
+            let view = &work.views[change.fence];
+            let carrier = &mut work.carriers[change.fence];
             let state = fence::admit(&view.state, fence.token, write.op, lsn);
-            let sets = sets_fence(change, view, &state, carriers[change.fence].is_some());
-            let before = carriers[change.fence].or(view.at);
-            let links = Links {
-                previous: version.map(|(at, _)| at),
-                fence: sets.then_some(before),
-                last: state.last.filter(|_| sets || change.keyspace.options.scope == Scope::Key),
-                predecessor: state
-                    .predecessor
-                    .filter(|_| sets || change.keyspace.options.scope == Scope::Key),
-                moved: None,
-            };
-            let kind = match change.kind {
-                ChangeKind::Put => Kind::Put,
-                ChangeKind::Delete => Kind::Delete,
-                ChangeKind::Raise => Kind::Mark,
-            };
+            let sets = sets_fence(change, view, &state, carrier.is_some());
+            let shows = sets || change.keyspace.options.scope == Scope::Key;
+            let before = carrier.or(view.at);
             let op = Op {
-                kind,
+                kind: change.kind.op(),
                 keyspace: change.keyspace.id,
                 token: fence.token.get(),
                 key: change.key,
                 value: change.value,
-                links,
+                links: Links {
+                    previous: version.map(|version| version.at),
+                    fence: sets.then_some(before),
+                    last: state.last.filter(|_| shows),
+                    predecessor: state.predecessor.filter(|_| shows),
+                    moved: None,
+                },
             };
             let at = frame.push(&op, change.value_checksum);
-            places.push((at, sets.then_some(before)));
+            work.places.push((at, sets.then_some(before)));
             if sets {
-                carriers[change.fence] = Some(at);
+                *carrier = Some(at);
             }
         }
         frame.finish();
         self.close_frame(tail);
-        for ((change, version), &(at, fence_before)) in write.changes.iter().zip(&versions).zip(&places) {
+        self.point_write(tail, work, write, lsn);
+        Ok(lsn)
+    }
+
+    fn find_versions(&self, work: &mut Work, write: &Write<'_>, guard: &Guard) -> Result<()> {
+        work.versions.clear();
+        for change in write.changes {
+            work.versions.push(match change.kind {
+                ChangeKind::Raise => None,
+                // Judging the fence has found the key already: it is the fence.
+                _ if change.keyspace.options.scope == Scope::Key => work.views[change.fence].version,
+                _ => self
+                    .newest(change.keyspace, Class::Key, change.key, change.hash, guard)?
+                    .map(|op| Version { at: op.at, is_put: op.head.kind == Kind::Put }),
+            });
+        }
+        Ok(())
+    }
+
+    /// Points the names at what was appended. Readers follow the links back until it is visible.
+    fn point_write(&self, tail: &mut Tail, work: &Work, write: &Write<'_>, lsn: Lsn) {
+        for ((change, version), &(at, fence_before)) in
+            write.changes.iter().zip(&work.versions).zip(&work.places)
+        {
             let fence = &write.fences[change.fence];
             if change.kind != ChangeKind::Raise {
-                point(tail, change.hash, version.map(|(old, _)| old), at);
-                self.note_presence(tail, change, version.is_some_and(|(_, present)| present), lsn);
+                point(tail, change.hash, version.map(|version| version.at), at);
+                self.note_presence(tail, change, version.is_some_and(|version| version.is_put), lsn);
             }
             if let Some(before) = fence_before {
                 point(tail, fence.hash, before, at);
@@ -182,12 +194,11 @@ impl Engine {
             change.keyspace.admitted(fence.token.get());
         }
         // Upholds L5: a lease is over when the mark of its fence has passed its token.
-        for (fence, view) in write.fences.iter().zip(views) {
+        for (fence, view) in write.fences.iter().zip(&work.views) {
             if fence.token.get() > view.state.mark {
                 self.leases.end_fence_below(fence.keyspace.id, fence.name, fence.token);
             }
         }
-        Ok(lsn)
     }
 
     /// Appends one op that names a fence: a grant. Upholds F4: the mark is up before anyone holds it.
@@ -307,6 +318,9 @@ impl Engine {
     fn sweep_vanished(&self, tail: &mut Tail) {
         const AT_ONCE: usize = 4;
         for _ in 0..AT_ONCE {
+            if tail.vanished.is_empty() {
+                return;
+            }
             let seen_by_all = self.snapshots.oldest(self.progress.durable());
             match tail.vanished.front() {
                 Some((lsn, ..)) if *lsn <= seen_by_all => {}

@@ -17,6 +17,7 @@ use crate::format::frame::{FRAME_HEADER_BYTES, FrameHeader};
 use crate::format::header::{End, Listed, SEAL_BYTES, Seal, SegmentHeader};
 use crate::format::salt::Salt;
 use crate::group_commit::Due;
+use crate::log::guard::Pins;
 use crate::log::image::Image;
 use crate::log::pool::Need;
 use crate::log::scan::frame_end;
@@ -44,13 +45,20 @@ impl Engine {
         let need = if frees_space { Need::Privileged } else { Need::Ordinary };
         let room = room(write.bytes, write.changes.len());
         self.with_room(room, need, |tail| {
-            let guard = crossbeam_epoch::pin();
-            let mut views = Vec::with_capacity(write.fences.len());
-            let judged = self
-                .judge(tail, write, &guard, &mut views)
-                .and_then(|()| Ok(self.append_write(tail, write, &views, &guard)?));
+            let judged = self.judge_and_append(tail, write);
             self.answer(tail, judged)
         })
+    }
+
+    /// The check and the mutation, at one point in the order: under the tail lock.
+    pub fn judge_and_append(&self, tail: &mut Tail, write: &Write<'_>) -> Result<Lsn, Refused> {
+        let guard = crossbeam_epoch::pin();
+        let mut work = std::mem::take(&mut tail.work);
+        let judged = self
+            .judge(tail, write, &guard, &mut work.views)
+            .and_then(|()| Ok(self.append_write(tail, &mut work, write, &guard)?));
+        tail.work = work;
+        judged
     }
 
     /// Runs `append` under the tail lock with `room` reserved in the active segment.
@@ -69,8 +77,14 @@ impl Engine {
     /// What was found at one point in the order, and what it rests on.
     pub fn answer(&self, tail: &Tail, judged: Result<Lsn, Refused>) -> Answer {
         let (rests_on, outcome) = match judged {
-            Ok(lsn) => (lsn, Ok(lsn)),
+            Ok(lsn) => {
+                self.counters.writes.fetch_add(1, Ordering::Relaxed);
+                (lsn, Ok(lsn))
+            }
             Err(refused) => {
+                if let Error::Duplicate { .. } = refused.error {
+                    self.counters.duplicates.fetch_add(1, Ordering::Relaxed);
+                }
                 self.counters.refused.fetch_add(1, Ordering::Relaxed);
                 (refused.rests_on, Err(refused.error))
             }
@@ -345,5 +359,5 @@ pub(crate) fn sealed_form(segment: &Segment, end: u32, mode: ReadMode) -> io::Re
         ReadMode::Map => Body::Map(segment.file.map(end as usize)?),
         ReadMode::Pread => Body::Pread(end),
     };
-    Ok(Segment { id: segment.id, salt: segment.salt, file: segment.file.clone(), body })
+    Ok(Segment { id: segment.id, salt: segment.salt, file: segment.file.clone(), body, pins: Pins::new() })
 }

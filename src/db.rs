@@ -5,7 +5,7 @@
 use crate::append::{frame_bytes, room};
 use crate::batch::Batch;
 use crate::commit::{Answer, SealAt};
-use crate::engine::{Committer, Engine, KeyspaceState, Tail};
+use crate::engine::{Committer, Engine, KeyspaceState, Tail, Work};
 use crate::error::{Error, Result};
 use crate::format::header::StoreBlock;
 use crate::format::name;
@@ -250,6 +250,7 @@ impl Db {
             index_bytes: engine.slots.heap_bytes() as u64,
             keys: engine.keyspaces.read().iter().map(|keyspace| keyspace.keys.len() as u64).sum(),
             leases: engine.leases.len() as u64,
+            pinned_values: engine.segments.pinned() as u64,
             snapshots: engine.snapshots.count() as u64,
             ..engine.counters.copy()
         }
@@ -349,6 +350,7 @@ fn assemble(storage: Arc<dyn Storage>, dir: String, options: Options, recovered:
             vanished: VecDeque::new(),
             idle: true,
             scratch: Vec::new(),
+            work: Work::default(),
         }),
         committer: Mutex::new(Committer { cursor: None, before, durable, staging: Vec::new() }),
         pool: Pool::new(storage, list, spares, &options),
@@ -482,7 +484,10 @@ fn run_committer(engine: &Engine, stop: &AtomicBool) {
         let quiet = engine.quiet.load(Ordering::Acquire);
         let before = engine.progress.durable();
         let heard = engine.doorbell.listen((!quiet).then_some(IDLE));
-        if heard == Heard::TimedOut && engine.progress.durable() == before && engine.options.idle_seal {
+        if heard == Heard::TimedOut {
+            if engine.progress.durable() != before {
+                continue;
+            }
             engine.append_idle(&mut engine.tail.lock(), true);
             engine.quiet.store(true, Ordering::Release);
         }

@@ -138,6 +138,27 @@ pub(crate) struct Tail {
     pub idle: bool,
     /// Reused from frame to frame.
     pub scratch: Vec<u8>,
+    pub work: Work,
+}
+
+/// What is found and made while one write is judged and appended; kept for its memory.
+#[derive(Default)]
+pub(crate) struct Work {
+    /// What stands at each fence of the write.
+    pub views: Vec<FenceView>,
+    /// The version before each change.
+    pub versions: Vec<Option<Version>>,
+    /// The op that carries the new state of each fence.
+    pub carriers: Vec<Option<Location>>,
+    /// Where each change came to lie; and what its fence linked to, if it carries the state.
+    pub places: Vec<(Location, Option<Option<Location>>)>,
+}
+
+/// The newest version of a key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Version {
+    pub at: Location,
+    pub is_put: bool,
 }
 
 /// The segment being appended to.
@@ -234,6 +255,8 @@ pub(crate) struct FenceView {
     pub state: FenceState,
     /// The op found under the fence's own name: what the next one links to.
     pub at: Option<Location>,
+    /// In `Scope::Key`, the newest version of the key that the fence is.
+    pub version: Option<Version>,
 }
 
 impl Engine {
@@ -304,16 +327,18 @@ impl Engine {
         let newest = self.newest(keyspace, Class::Fence, name, hash, guard)?;
         let at = newest.as_ref().map(|op| op.at);
         let own = self.back_to(newest, lsn, |op| op.head.links.fence.flatten(), guard)?;
-        let mut state = own.as_ref().map_or(FenceState::default(), state_of);
+        let mut view =
+            FenceView { state: own.as_ref().map_or(FenceState::default(), state_of), at, version: None };
         if keyspace.options.scope == Scope::Key {
             let key_hash = self.hash(keyspace, Class::Key, name);
-            if let Some(version) = self.version(keyspace, name, key_hash, lsn, guard)?
-                && version.lsn > state.lsn
-            {
-                state = state_of(&version);
+            if let Some(version) = self.version(keyspace, name, key_hash, lsn, guard)? {
+                view.version = Some(Version { at: version.at, is_put: version.head.kind == Kind::Put });
+                if version.lsn > view.state.lsn {
+                    view.state = state_of(&version);
+                }
             }
         }
-        Ok(FenceView { state, at })
+        Ok(view)
     }
 
     /// The refusal that needs no lock: the durable mark alone is above the token.

@@ -2,16 +2,17 @@
 //!
 //! Read next: `guard.rs`, where tokens come from.
 
-use crate::admit::{Change, ChangeKind, Condition, Expect, Fence, Write};
+use crate::admit::{Change, ChangeKind, Condition, Expect, Fence, Refused, Write};
 use crate::append::{frame_bytes, room};
 use crate::batch::{check_batch_bytes, large_checksum};
 use crate::commit::Answer;
 use crate::db::{Commit, Shared};
-use crate::engine::{KeyspaceState, fenced};
+use crate::engine::{KeyspaceState, Tail, fenced};
 use crate::error::{Error, Result};
 use crate::fence::{self, FenceState, Floor, Refusal};
+use crate::index::prefix_end;
 use crate::log::pool::Need;
-use crate::op::Class;
+use crate::op::{Class, Kind};
 use crate::options::{KeyspaceOptions, Scope};
 use crate::snapshot::Value;
 use crate::sync::Arc;
@@ -199,20 +200,26 @@ impl Keyspace {
         let bytes = frame_bytes(1, name.len());
         let write = Write { changes: &[change], fences: &fences, conditions: &[], op: None, bytes };
         let (answer, already) = engine.with_room(room(bytes, 1), Need::Privileged, |tail| {
-            let guard = crossbeam_epoch::pin();
-            let mut views = Vec::new();
-            let judged = engine.judge(tail, &write, &guard, &mut views);
-            // The own mark, not the floor: a raise makes sure that the fence itself knows.
-            let already = judged.is_ok() && views.first().is_some_and(|view| view.state.mark == token.get());
-            let judged = match judged {
-                Ok(()) if already => Ok(views[0].state.lsn),
-                Ok(()) => engine.append_write(tail, &write, &views, &guard).map_err(Into::into),
-                Err(refused) => Err(refused),
-            };
+            let (judged, already) = self.judge_raise(tail, &write);
             (engine.answer(tail, judged), already)
         })?;
         let lsn = engine.settle(answer)?;
         Ok(if already { Raised::Already } else { Raised::Now(lsn) })
+    }
+
+    /// Appends the raise, or finds that the own mark (not the floor: a raise makes sure that the fence
+    /// itself knows) is the token already.
+    fn judge_raise(&self, tail: &mut Tail, write: &Write<'_>) -> (Result<Lsn, Refused>, bool) {
+        let engine = &self.shared.engine;
+        let guard = crossbeam_epoch::pin();
+        let mut views = Vec::new();
+        if let Err(refused) = engine.judge(tail, write, &guard, &mut views) {
+            return (Err(refused), false);
+        }
+        match (views.first(), write.fences.first()) {
+            (Some(view), Some(fence)) if view.state.mark == fence.token.get() => (Ok(view.state.lsn), true),
+            _ => (engine.judge_and_append(tail, write), false),
+        }
     }
 
     /// Raises the floor of the keyspace to `token`, durably: one record revokes every writer with a
@@ -231,7 +238,7 @@ impl Keyspace {
             let judged = match fence::check_raise(token, &FenceState::default(), old, &rule, tail.counter) {
                 Ok(()) if already => Ok(self.state.floor_lsn()),
                 Ok(()) => Ok(engine.append_floor(tail, &self.state, floor)),
-                Err(Refusal::Fenced) => Err(crate::admit::Refused {
+                Err(Refusal::Fenced) => Err(Refused {
                     error: fenced(token, b"", &FenceState::default(), old),
                     rests_on: self.state.floor_lsn(),
                 }),
@@ -378,7 +385,7 @@ impl Keyspace {
         let mut needed = room(frame_bytes(1, MAX_KEY_BYTES), 1);
         loop {
             let step = engine.with_room(needed, Need::Privileged, |tail| {
-                let found = self.present_keys(tail, prefix, limit)?;
+                let found = self.present_keys(prefix, limit)?;
                 if all && found.more {
                     let size = found.bytes;
                     return Err(Error::TooLarge { what: "a batch of deletes", size, limit: MAX_BATCH_BYTES });
@@ -399,17 +406,17 @@ impl Keyspace {
         }
     }
 
-    fn present_keys(&self, tail: &crate::engine::Tail, prefix: &[u8], limit: usize) -> Result<Present> {
+    /// Under the tail lock.
+    fn present_keys(&self, prefix: &[u8], limit: usize) -> Result<Present> {
         let engine = &self.shared.engine;
         let mut found = Present { keys: Vec::new(), bytes: frame_bytes(0, 0), more: false };
         let mut failed = None;
-        let _ = tail;
-        let to = crate::index::prefix_end(prefix);
+        let to = prefix_end(prefix);
         self.state.keys.for_each_in(Bound::Included(prefix), to.as_ref().map(Vec::as_slice), |key| {
             let guard = crossbeam_epoch::pin();
             let hash = engine.hash(&self.state, Class::Key, key);
             match engine.newest(&self.state, Class::Key, key, hash, &guard) {
-                Ok(Some(op)) if op.head.kind == crate::op::Kind::Put => {}
+                Ok(Some(op)) if op.head.kind == Kind::Put => {}
                 Ok(_) => return ControlFlow::Continue(()),
                 Err(e) => {
                     failed = Some(e);
@@ -431,7 +438,7 @@ impl Keyspace {
         }
     }
 
-    fn delete_found(&self, tail: &mut crate::engine::Tail, token: Token, found: &Present) -> Answer {
+    fn delete_found(&self, tail: &mut Tail, token: Token, found: &Present) -> Answer {
         let engine = &self.shared.engine;
         let keyspace = &self.state;
         let mut fences: Vec<Fence<'_>> = Vec::new();
@@ -453,16 +460,9 @@ impl Keyspace {
                 fence: fences.len() - 1,
             });
         }
-        let bytes = found.bytes;
-        let write = Write { changes: &changes, fences: &fences, conditions: &[], op: None, bytes };
-        let guard = crossbeam_epoch::pin();
-        let mut views = Vec::new();
-        let judged = engine.judge(tail, &write, &guard, &mut views).and_then(|()| {
-            if changes.is_empty() {
-                return Ok(Lsn::ZERO);
-            }
-            Ok(engine.append_write(tail, &write, &views, &guard)?)
-        });
+        let write =
+            Write { changes: &changes, fences: &fences, conditions: &[], op: None, bytes: found.bytes };
+        let judged = if changes.is_empty() { Ok(Lsn::ZERO) } else { engine.judge_and_append(tail, &write) };
         engine.answer(tail, judged)
     }
 }

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::format::header::{End, Listed, SEAL_BYTES, Seal, SegmentHeader, StoreBlock};
 use crate::format::salt::Salt;
 use crate::format::{HEADER_BYTES, name};
+use crate::log::guard::Pins;
 use crate::log::list::List;
 use crate::log::pool::Spare;
 use crate::log::scan::{Scanned, Start, Table, has_frames, scan};
@@ -259,6 +260,7 @@ fn replay_segment(
         salt: segment.salt,
         file: segment.file.clone(),
         body: Body::Map(map),
+        pins: Pins::new(),
     };
     report.ops += replay.segment(Arc::new(form), &table, end, segment.header.counter.max(counter))?;
     Ok(end)

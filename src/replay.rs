@@ -17,9 +17,8 @@ use crate::log::segment::{OpRef, Segment, Segments};
 use crate::op::{Class, GrantValue, KeyspaceValue, Kind, check_keyspace_name};
 use crate::options::{ReadMode, Tokens};
 use crate::sync::Arc;
-use crate::types::{Location, Token};
+use crate::types::Location;
 use crossbeam_epoch::Guard;
-use std::collections::HashMap;
 
 /// The state so far.
 pub(crate) struct Replay {
@@ -28,8 +27,6 @@ pub(crate) struct Replay {
     pub writer: SlotsWriter,
     pub segments: Segments,
     pub keyspaces: Vec<Arc<KeyspaceState>>,
-    /// Grants that were neither released nor superseded, by keyspace and fence.
-    pub grants: HashMap<(u16, Box<[u8]>), (Token, GrantValue)>,
     counter: u64,
     forms: Vec<(Arc<Segment>, u32)>,
 }
@@ -43,7 +40,6 @@ impl Replay {
             writer,
             segments: Segments::new(),
             keyspaces: Vec::new(),
-            grants: HashMap::new(),
             counter: 0,
             forms: Vec::new(),
         }
@@ -106,31 +102,21 @@ impl Replay {
                 self.counter = self.counter.max(op.head.token);
             }
         }
-        let fence = || (keyspace.id.0, Box::from(op.key()));
         match op.head.kind {
             Kind::Put | Kind::Delete => return self.version(op, &keyspace, guard),
             Kind::Grant => {
-                let grant = GrantValue::decode(value).ok_or(Wrong::What("a grant without an owner"))?;
-                let token = Token::new(op.head.token).map_err(|_| Wrong::What("a grant without a token"))?;
-                self.grants.insert(fence(), (token, grant));
+                GrantValue::decode(value).ok_or(Wrong::What("a grant without an owner"))?;
                 self.fence(op, &keyspace, op.key(), guard)?;
             }
-            Kind::Mark => {
-                self.grants.remove(&fence());
-                self.fence(op, &keyspace, op.key(), guard)?;
-            }
-            Kind::Release => {
-                if self.grants.get(&fence()).is_some_and(|(token, _)| token.get() == op.head.token) {
-                    self.grants.remove(&fence());
-                }
-            }
+            Kind::Mark => self.fence(op, &keyspace, op.key(), guard)?,
             Kind::Floor => {
                 let floor = Floor { token: op.head.token, exclusive: value == [1] };
                 keyspace.raise_floor(floor, op.lsn);
                 keyspace.publish_floor(floor);
                 keyspace.set_closed(false);
-                self.grants.retain(|(id, _), (token, _)| *id != keyspace.id.0 || token.get() >= floor.token);
             }
+            // Leases end with the incarnation that granted them.
+            Kind::Release => {}
             Kind::Keyspace | Kind::Counter => {}
         }
         Ok(())

@@ -9,7 +9,7 @@
 use crate::engine::{Engine, KeyspaceState};
 use crate::error::Result;
 use crate::index::KeyChunk;
-use crate::log::segment::{OpRef, Segment, Segments};
+use crate::log::segment::{OpRef, Pinned, Segment, Segments};
 use crate::op::{Class, Kind};
 use crate::sync::{Arc, Mutex};
 use crate::types::{Lsn, Mark};
@@ -81,7 +81,7 @@ pub struct Value {
 #[derive(Clone)]
 enum Held {
     Copy(Box<[u8]>),
-    Pinned { segment: Arc<Segment>, from: usize, to: usize },
+    Pinned { segment: Arc<Pinned>, from: usize, to: usize },
 }
 
 const COPY_BYTES: usize = 4096;
@@ -204,11 +204,10 @@ impl Engine {
 
 fn value_of(segment: &Arc<Segment>, found: &OpRef<'_>) -> Value {
     let range = found.head.value.clone();
-    let pinned = range.len() > COPY_BYTES && segment.is_addressable();
-    let bytes = if pinned {
-        Held::Pinned { segment: segment.clone(), from: range.start, to: range.end }
-    } else {
-        Held::Copy(found.value().into())
+    let pinned = if range.len() > COPY_BYTES { segment.pin() } else { None };
+    let bytes = match pinned {
+        Some(segment) => Held::Pinned { segment: Arc::new(segment), from: range.start, to: range.end },
+        None => Held::Copy(found.value().into()),
     };
     Value { bytes, mark: Mark::from_number(found.head.token), lsn: found.lsn }
 }

@@ -50,6 +50,9 @@ pub struct Stats {
     pub keys: u64,
     /// Grants in the table of leases, live or not yet swept.
     pub leases: u64,
+    /// Values above 4 KiB that were handed out and point into a segment as it is now (being written, or
+    /// sealed).
+    pub pinned_values: u64,
     /// Snapshots that are open.
     pub snapshots: u64,
 }

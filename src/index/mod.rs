@@ -12,7 +12,7 @@ mod table;
 
 pub(crate) use ordered::{KeyChunk, OrderedKeys, prefix_end};
 pub(crate) use slots::{Slots, SlotsWriter, slots};
-pub(crate) use table::{OFFSET_BITS, Place, SEGMENT_BITS, TAG_BITS};
+pub(crate) use table::{Place, SEGMENT_BITS};
 
 use rapidhash::v3::{DEFAULT_RAPID_SECRETS, RapidSecrets, rapidhash_v3_inline};
 

@@ -25,7 +25,7 @@ use std::sync::OnceLock;
 /// Bits of a word that name the segment slot.
 pub(crate) const SEGMENT_BITS: u32 = 18;
 /// Bits of a word that name the byte in the segment.
-pub(crate) const OFFSET_BITS: u32 = 26;
+const OFFSET_BITS: u32 = 26;
 /// Bits of a word, and the top bits of the hash, that tell entries apart.
 pub(crate) const TAG_BITS: u32 = 20;
 const TAG_SHIFT: u32 = SEGMENT_BITS + OFFSET_BITS;

@@ -6,6 +6,7 @@
 //!
 //! Read next: `pool.rs`, where segments come from.
 
+use super::guard::Pins;
 use super::image::Image;
 use crate::error::{Error, Result};
 use crate::format::frame::LSN_AT;
@@ -40,6 +41,9 @@ pub(crate) struct Segment {
     pub salt: Salt,
     pub file: Arc<dyn File>,
     pub body: Body,
+    /// Values that were handed out and point into this form. Once it is replaced by another form, no new
+    /// ones do.
+    pub pins: Pins,
 }
 
 /// The bytes of an op, borrowed from the segment or read for the purpose.
@@ -56,6 +60,23 @@ impl std::ops::Deref for Bytes<'_> {
             Bytes::Borrowed(bytes) => bytes,
             Bytes::Owned(bytes) => bytes,
         }
+    }
+}
+
+/// A segment that a value points into.
+#[derive(Debug)]
+pub(crate) struct Pinned(Arc<Segment>);
+
+impl Pinned {
+    pub fn bytes(&self) -> &[u8] {
+        self.0.bytes()
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // The memory or map goes with the last `Arc`; the count is for whoever wants to reuse the file.
+        self.0.pins.unpin();
     }
 }
 
@@ -115,9 +136,11 @@ impl Segment {
         }
     }
 
-    /// Whether a value can be borrowed from the segment.
-    pub fn is_addressable(&self) -> bool {
-        !matches!(self.body, Body::Pread(_))
+    /// Keeps the bytes of this form for a value; `None` when they cannot be borrowed, or when another form
+    /// is about to replace this one.
+    pub fn pin(self: &Arc<Self>) -> Option<Pinned> {
+        let addressable = !matches!(self.body, Body::Pread(_));
+        (addressable && self.pins.try_pin()).then(|| Pinned(self.clone()))
     }
 
     /// Verifies the value of an op as well, when it is a large one.
@@ -240,7 +263,24 @@ impl Segments {
         let _writer = self.writer.lock();
         let guard = crossbeam_epoch::pin();
         let old = page[slot % PAGE].swap(Owned::new(segment), Ordering::AcqRel, &guard);
+        if let Some(old) = deref(old) {
+            old.pins.retire();
+        }
         retire(old, &guard);
+    }
+}
+
+impl Segments {
+    /// How many values point into segments now.
+    pub fn pinned(&self) -> usize {
+        let guard = crossbeam_epoch::pin();
+        (0..SLOTS as u32)
+            .step_by(PAGE)
+            .filter(|&first| self.pages[first as usize / PAGE].get().is_some())
+            .flat_map(|first| first..first + PAGE as u32)
+            .filter_map(|slot| self.get(slot, &guard))
+            .map(|segment| segment.pins.pinned())
+            .sum()
     }
 }
 
