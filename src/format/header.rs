@@ -10,7 +10,7 @@ use crate::types::{Lsn, SegmentId};
 /// The bytes of a seal, the last ones of a sealed segment.
 pub(crate) const SEAL_BYTES: usize = 64;
 /// The smallest capacity of one copy in `STORE`.
-pub(crate) const STORE_COPY_BYTES: usize = 64 << 10;
+pub(crate) const STORE_COPY_BYTES: usize = 16 << 10;
 
 const PREAMBLE_BYTES: usize = 16;
 const SEGMENT_MAGIC: [u8; 8] = *b"TIDEWALL";

@@ -70,34 +70,40 @@ impl List {
     /// Makes a change durable, in both copies.
     ///
     /// # Errors
-    /// The failure of the disk. `StorageFull` leaves the list as it was; after any other failure no
-    /// further change is accepted.
+    /// The failure of the disk: the change may or may not be there after a crash, so what it names must
+    /// stay, and its ids are not used again. A failed write may be tried again (the next one overwrites all
+    /// of it), a failed sync never: then no further change is accepted.
     pub fn update(&mut self, change: impl FnOnce(&mut StoreBlock)) -> io::Result<()> {
         if self.failed {
-            return Err(io::Error::other("an earlier write of STORE failed"));
+            return Err(io::Error::other("an earlier sync of STORE failed"));
         }
+        self.block.generation += 1;
         let mut block = self.block.clone();
         change(&mut block);
-        block.generation += 1;
+        self.block.next_segment = block.next_segment;
         let bytes = block.encode();
         if bytes.len() > self.capacity {
             return self.grow(block, bytes.len());
         }
-        self.failed = true;
-        for copy in [0, self.capacity as u64] {
-            self.file.write_all_at(&bytes, copy)?;
-            self.file.sync_data()?;
-        }
-        self.failed = false;
+        self.write_copy(&bytes, 0)?;
+        // Durable in one copy is durable: the newest valid one counts. Should the other fail now, the next
+        // change or the next open repairs it.
         self.block = block;
+        let _ = self.write_copy(&bytes, self.capacity as u64);
         Ok(())
+    }
+
+    fn write_copy(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset)?;
+        let synced = self.file.sync_data();
+        self.failed |= synced.is_err();
+        synced
     }
 
     /// A list that outgrew its copies moves to a larger file, whole before it gets the name.
     fn grow(&mut self, block: StoreBlock, bytes: usize) -> io::Result<()> {
         let capacity = bytes.next_power_of_two();
-        let result = write_new(&*self.storage, &block, capacity);
-        match result {
+        match write_new(&*self.storage, &block, capacity) {
             Ok(file) => {
                 (self.file, self.block, self.capacity) = (file, block, capacity);
                 Ok(())

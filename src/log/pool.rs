@@ -14,7 +14,7 @@ use crate::format::header::Listed;
 use crate::format::name;
 use crate::options::{MAX_SEGMENT_BYTES, Options};
 use crate::storage::{Access, File, Storage};
-use crate::sync::{Arc, AtomicU32, Mutex, Ordering};
+use crate::sync::{Arc, Mutex};
 use crate::types::SegmentId;
 use std::io;
 
@@ -57,20 +57,16 @@ pub(crate) struct Pool {
     ready: Mutex<Vec<Spare>>,
     fixed_bytes: Option<u32>,
     entropy: Entropy,
-    /// The size of the last spare made, for statistics.
-    bytes: AtomicU32,
 }
 
 impl Pool {
     pub fn new(storage: Arc<dyn Storage>, list: List, ready: Vec<Spare>, options: &Options) -> Self {
-        let bytes = ready.last().map_or(0, |spare| spare.listed.bytes);
         Pool {
             storage,
             list: Mutex::new(list),
             ready: Mutex::new(ready),
             fixed_bytes: options.segment_bytes,
             entropy: options.entropy.clone(),
-            bytes: AtomicU32::new(bytes),
         }
     }
 
@@ -127,28 +123,24 @@ impl Pool {
 
     fn make(&self, list: &mut List, bytes: u32) -> Result<()> {
         let id = free_id(list);
+        let listed = Listed { segment: id, bytes, life: self.entropy.u64()?, origin: 0 };
         let file_name = name::segment(id);
-        let life = self.entropy.u64()?;
-        let made = self.make_file(&file_name, bytes).and_then(|file| {
-            let listed = Listed { segment: id, bytes, life, origin: 0 };
-            list.update(|block| {
-                block.next_segment = id.0 + 1;
-                block.segments.push(listed);
-            })?;
-            Ok(Spare { listed, file })
-        });
-        match made {
-            Ok(spare) => {
-                self.bytes.store(bytes, Ordering::Relaxed);
-                self.ready.lock().push(spare);
-                Ok(())
-            }
+        let file = match self.make_file(&file_name, bytes) {
+            Ok(file) => file,
             Err(e) => {
-                // Not listed, so nothing rests on it; what cannot be removed now goes at the next open.
+                // Never listed, so nothing rests on it; what cannot be removed now goes at the next open.
                 let _ = self.storage.remove(&file_name);
-                Err(self.explain(e, bytes))
+                return Err(self.explain(e, bytes));
             }
-        }
+        };
+        let update = list.update(|block| {
+            block.next_segment = id.0 + 1;
+            block.segments.push(listed);
+        });
+        // After a failure the list may name it all the same: the file stays.
+        update.map_err(|e| self.explain(e, bytes))?;
+        self.ready.lock().push(Spare { listed, file });
+        Ok(())
     }
 
     fn make_file(&self, file_name: &str, bytes: u32) -> io::Result<Arc<dyn File>> {
