@@ -189,6 +189,7 @@ impl Engine {
                 self.note_presence(tail, change, version.is_some_and(|version| version.is_put), lsn);
             }
             if let Some(before) = fence_before {
+                change.keyspace.note_fence();
                 point(tail, fence.hash, before, at);
             }
             change.keyspace.admitted(fence.token.get());
@@ -211,6 +212,7 @@ impl Engine {
         old: Option<Location>,
     ) -> Lsn {
         let (lsn, at) = self.append_op(tail, op);
+        keyspace.note_fence();
         point(tail, hash, old, at);
         keyspace.admitted(op.token);
         lsn

@@ -45,6 +45,9 @@ pub(crate) struct KeyspaceState {
     floor_durable: AtomicU64,
     highest: AtomicU64,
     closed: AtomicBool,
+    /// Some op stands in the index under the name of a fence. Set (Release) before the first one is, so
+    /// whoever loads `false` (Acquire) need not look: a keyspace of external tokens may never have one.
+    names_fences: AtomicBool,
 }
 
 impl KeyspaceState {
@@ -59,6 +62,7 @@ impl KeyspaceState {
             floor_durable: AtomicU64::new(0),
             highest: AtomicU64::new(0),
             closed: AtomicBool::new(closed),
+            names_fences: AtomicBool::new(false),
         }
     }
 
@@ -105,6 +109,13 @@ impl KeyspaceState {
             tokens: self.options.tokens,
             jump_cap: self.options.jump_cap,
             highest: self.highest.load(Ordering::Relaxed),
+        }
+    }
+
+    /// An op is about to be found under the name of a fence.
+    pub fn note_fence(&self) {
+        if !self.names_fences.load(Ordering::Relaxed) {
+            self.names_fences.store(true, Ordering::Release);
         }
     }
 
@@ -324,7 +335,11 @@ impl Engine {
         lsn: Lsn,
         guard: &'g Guard,
     ) -> Result<FenceView> {
-        let newest = self.newest(keyspace, Class::Fence, name, hash, guard)?;
+        let newest = if keyspace.names_fences.load(Ordering::Acquire) {
+            self.newest(keyspace, Class::Fence, name, hash, guard)?
+        } else {
+            None
+        };
         let at = newest.as_ref().map(|op| op.at);
         let own = self.back_to(newest, lsn, |op| op.head.links.fence.flatten(), guard)?;
         let mut view =

@@ -173,6 +173,7 @@ impl Replay {
         let Some(link) = op.head.links.fence else { return Err(Wrong::What("a fence op without its link")) };
         let before = self.linked(link, op, keyspace, Class::Fence, name, guard)?;
         check_rise(op, before.as_ref())?;
+        keyspace.note_fence();
         self.point(keyspace, Class::Fence, name, link, op.at);
         Ok(())
     }
