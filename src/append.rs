@@ -93,7 +93,9 @@ impl Engine {
         if self.pool.is_low() {
             self.pool_bell.ring();
         }
-        tail.retire_active();
+        if let Some(unused) = tail.retire_active() {
+            self.pool.give_back(unused);
+        }
         tail.active = Some(self.activate(spare, tail.counter));
         true
     }
@@ -368,9 +370,13 @@ impl Active {
 }
 
 impl Tail {
-    /// The active segment is full: the committer will seal it.
-    pub fn retire_active(&mut self) {
-        let Some(active) = self.active.take() else { return };
+    /// The active segment is full: the committer will seal it. One without a frame (a write was refused
+    /// after room was made for it) is a spare again.
+    pub fn retire_active(&mut self) -> Option<Spare> {
+        let active = self.active.take()?;
+        if active.frames == 0 {
+            return Some(Spare { listed: active.listed, file: active.segment.file.clone() });
+        }
         self.filled.push_back(Filled {
             end: active.appender.end(),
             segment: active.segment,
@@ -382,5 +388,6 @@ impl Tail {
             frames: active.frames,
             last: Lsn::new(self.next.get() - 1),
         });
+        None
     }
 }

@@ -465,7 +465,8 @@ impl Engine {
         let mut committer = self.committer.lock();
         let filled = {
             let mut tail = self.tail.lock();
-            tail.retire_active();
+            // A segment without a frame needs no seal.
+            drop(tail.retire_active());
             tail.filled.pop_front()
         };
         let Some(filled) = filled else { return Ok(()) };

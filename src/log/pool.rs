@@ -80,6 +80,11 @@ impl Pool {
         Some(ready.remove(at))
     }
 
+    /// Takes back a spare that was not used after all.
+    pub fn give_back(&self, spare: Spare) {
+        self.ready.lock().push(spare);
+    }
+
     /// Whether [`Pool::refill`] has something to do.
     pub fn is_low(&self) -> bool {
         self.ready.lock().len() <= RESERVE
