@@ -187,6 +187,7 @@ impl Engine {
                 self.leases.end_fence_below(fence.keyspace.id, fence.name, fence.token);
             }
         }
+        self.counters.writes.fetch_add(1, Ordering::Relaxed);
         Ok(lsn)
     }
 

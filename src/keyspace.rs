@@ -14,7 +14,7 @@ use crate::log::pool::Need;
 use crate::op::Class;
 use crate::options::{KeyspaceOptions, Scope};
 use crate::snapshot::Value;
-use crate::sync::Arc;
+use crate::sync::{Arc, Ordering};
 use crate::types::{Excerpt, Lsn, MAX_BATCH_BYTES, MAX_KEY_BYTES, Mark, OpId, Token};
 use crate::view::{Iter, Snapshot};
 use std::fmt;
@@ -230,7 +230,10 @@ impl Keyspace {
             let already = old == floor && !self.state.is_closed();
             let judged = match fence::check_raise(token, &FenceState::default(), old, &rule, tail.counter) {
                 Ok(()) if already => Ok(self.state.floor_lsn()),
-                Ok(()) => Ok(engine.append_floor(tail, &self.state, floor)),
+                Ok(()) => {
+                    engine.counters.writes.fetch_add(1, Ordering::Relaxed);
+                    Ok(engine.append_floor(tail, &self.state, floor))
+                }
                 Err(Refusal::Fenced) => Err(crate::admit::Refused {
                     error: fenced(token, b"", &FenceState::default(), old),
                     rests_on: self.state.floor_lsn(),
