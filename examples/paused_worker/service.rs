@@ -50,6 +50,8 @@ pub struct Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
     Granted,
+    /// Granted, and found done by the holder before.
+    FoundDone,
     Paused,
     Expired,
     Resumed,
@@ -57,7 +59,10 @@ pub enum What {
     Committed,
     AnswerLost,
     Recognised,
-    Fenced { mark: u64, last_op: LastOp },
+    Fenced {
+        mark: u64,
+        last_op: LastOp,
+    },
 }
 
 /// The name of a job's fence. In a keyspace of `Scope::Prefix(b'/')` all keys that start with it are
@@ -125,10 +130,14 @@ impl Service {
         // was paused while its job went to somebody else comes back here, with a token below the mark.
         let (what, answer) = match self.jobs.put_op(token, op, &result_key(job), value) {
             Ok(_) => (What::Committed, Answer::Committed),
+            // A retry of what was committed, before or after somebody else got the job: it is done.
+            Err(Error::Duplicate { .. }) => (What::Recognised, Answer::Duplicate),
+            Err(Error::Fenced { last_op: LastOp::Committed(last), .. }) if last == op => {
+                (What::Recognised, Answer::Duplicate)
+            }
             Err(Error::Fenced { mark, last_op, .. }) => {
                 (What::Fenced { mark: mark.get(), last_op }, Answer::Fenced { mark: mark.get() })
             }
-            Err(Error::Duplicate { .. }) => (What::Recognised, Answer::Duplicate),
             Err(other) => return Err(other.into()),
         };
         self.note(job, token, worker, what);
@@ -165,7 +174,7 @@ impl Service {
         }
     }
 
-    /// Acquires the lease on the job for the worker, or `None` while somebody holds it. The grant is
+    /// Acquires the lease on the job for the worker, or `None` where there is nothing to grant. The grant is
     /// durable, and whoever held the job before is fenced out, when this returns.
     fn grant(&self, worker: WorkerId, owner: OwnerId, job: JobId) -> Result<Option<Answer>> {
         let fence = fence_key(job);
@@ -175,6 +184,12 @@ impl Service {
             Err(other) => return Err(other.into()),
         };
         let token = lease.token();
+        if lease.predecessor().is_some() {
+            // Since we looked, the holder before has sent its result, in the last moment. The only numbered
+            // operation on a job is its result, so the job is done.
+            self.note(job, token, worker, What::FoundDone);
+            return Ok(None);
+        }
         self.note(job, token, worker, What::Granted);
         self.lock_queue().granted.push_back((job, lease));
         let path = self.files[job].display().to_string();
@@ -207,11 +222,8 @@ impl Service {
         })
     }
 
-    /// Whether there is a result under the newest token of the job. One under an earlier token does not
-    /// count: between it and now the job was granted again.
     pub fn is_done(&self, job: JobId) -> Result<bool> {
-        let result = self.jobs.get(&result_key(job))?;
-        Ok(result.is_some() && result.map(|value| value.mark()) == self.jobs.mark(&fence_key(job))?)
+        Ok(self.jobs.contains_key(&result_key(job))?)
     }
 
     pub fn done(&self) -> usize {
