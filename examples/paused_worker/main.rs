@@ -22,7 +22,7 @@ mod workers;
 
 use chaos::{Amount, Chaos, Random};
 use clap::{Parser, Subcommand};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use service::Service;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
@@ -107,14 +107,23 @@ fn run(cli: &Cli) -> Result<()> {
     let service = Service::new(&db, files, Duration::from_millis(cli.ttl_ms), chaos)?;
     work(&service, cli, random)?;
     let outcome = report::Outcome::new(&db, &service);
-    report::timeline(&outcome);
+    report::timeline(&outcome, &service.files);
     report::table(&outcome);
 
     let files = service.files.clone();
     drop(service);
     db.close()?;
-    let db = Db::open(&store)?;
-    report::verify(&db, &files, &outcome)?;
+    let checked = [report::check_run(&outcome), check_store(&store, &files, &outcome)];
+    let wrong: Vec<_> = checked.into_iter().filter_map(|check| check.err().map(|e| e.to_string())).collect();
+    match wrong.is_empty() {
+        true => Ok(()),
+        false => Err(wrong.join("\nerror: ").into()),
+    }
+}
+
+fn check_store(store: &Path, files: &[PathBuf], outcome: &report::Outcome) -> Result<()> {
+    let db = Db::open(store).map_err(|e| format!("reopening the store: {e}"))?;
+    report::check_store(&db, files, outcome)?;
     Ok(db.close()?)
 }
 
@@ -125,7 +134,8 @@ fn work(service: &Service, cli: &Cli, random: Random) -> Result<()> {
     interrupt::watch();
     // Drawn on a terminal only.
     let style = ProgressStyle::with_template("{elapsed} {wide_bar} {pos}/{len} jobs  {msg}")?;
-    let bar = ProgressBar::new(service.files.len() as u64).with_style(style);
+    let bar =
+        ProgressBar::new(service.files.len() as u64).with_style(style).with_finish(ProgressFinish::AndClear);
     thread::scope(|scope| {
         // Whatever happens, these two are dropped before the scope waits for the threads below: workers
         // gone, connections end; nobody left waiting in a strike.
@@ -154,7 +164,7 @@ fn work(service: &Service, cli: &Cli, random: Random) -> Result<()> {
             let now = (service.done(), hits.iter().map(|hit| hit.step).collect());
             if now != seen {
                 bar.set_position(now.0 as u64);
-                bar.set_message(format!("{} workers hit", hits.len()));
+                bar.set_message(format!("{} workers paused or killed", hits.len()));
                 (seen, moved) = (now, Instant::now());
             }
             if interrupt::came() {
@@ -165,7 +175,6 @@ fn work(service: &Service, cli: &Cli, random: Random) -> Result<()> {
             }
             thread::sleep(TICK);
         }
-        bar.finish_and_clear();
         Ok(())
     })
 }

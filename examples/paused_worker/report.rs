@@ -38,12 +38,10 @@ impl Outcome {
     }
 }
 
-/// The first job whose worker was paused and came back too late, from beginning to end.
-pub fn timeline(outcome: &Outcome) {
-    let Some(hit) = outcome.hits.iter().find(|hit| hit.blow == Blow::Pause && hit.step == Step::Over) else {
-        return;
-    };
-    println!("One hand-over, as it happened (job {}, ms since the start):\n", hit.job);
+/// What happened to the first job whose worker was paused, from beginning to end.
+pub fn timeline(outcome: &Outcome, files: &[PathBuf]) {
+    let Some(hit) = outcome.hits.iter().find(|hit| hit.blow == Blow::Pause) else { return };
+    println!("One hand-over, in ms since the start: job {}, {}\n", hit.job, files[hit.job].display());
     for Event { at, token, worker, what, .. } in outcome.events.iter().filter(|event| event.job == hit.job) {
         let signal = |name| if cfg!(unix) { name } else { "its answer is withheld" };
         let line = match what {
@@ -89,8 +87,26 @@ pub fn table(outcome: &Outcome) {
     println!("{table}\n");
 }
 
-/// Checks a store that was just reopened, and that what was to be shown was shown.
-pub fn verify(db: &Db, files: &[PathBuf], outcome: &Outcome) -> Result<()> {
+/// Checks that what was to be shown was shown: every late write refused, every retry recognised.
+pub fn check_run(outcome: &Outcome) -> Result<()> {
+    let mut wrong = Vec::new();
+    for Hit { token, worker, job, blow, step, .. } in &outcome.hits {
+        if *blow == Blow::Pause && *step != Step::Over {
+            wrong.push(format!(
+                "job {job}: the late write of paused worker {worker} under token {token} was accepted"
+            ));
+        }
+    }
+    let lost = outcome.count(|what| *what == What::AnswerLost);
+    let recognised = outcome.count(|what| *what == What::Recognised);
+    if recognised != lost {
+        wrong.push(format!("{lost} results were sent again, and {recognised} of them recognised"));
+    }
+    none_wrong("the run", &wrong)
+}
+
+/// Checks every result of a store that was just reopened, against the file and the grants that were made.
+pub fn check_store(db: &Db, files: &[PathBuf], outcome: &Outcome) -> Result<()> {
     let jobs = open_jobs(db)?;
     let mut wrong = Vec::new();
     for (job, file) in files.iter().enumerate() {
@@ -102,27 +118,20 @@ pub fn verify(db: &Db, files: &[PathBuf], outcome: &Outcome) -> Result<()> {
     if keys != files.len() {
         wrong.push(format!("{keys} keys for {} jobs", files.len()));
     }
-    for Hit { token, worker, job, blow, step, .. } in &outcome.hits {
-        if *blow == Blow::Pause && *step != Step::Over {
-            wrong.push(format!(
-                "the late write of paused worker {worker} was accepted: job {job}, token {token}"
-            ));
-        }
-    }
-    let lost = outcome.count(|what| *what == What::AnswerLost);
-    let recognised = outcome.count(|what| *what == What::Recognised);
-    if recognised != lost {
-        wrong.push(format!("{lost} results were sent again, and {recognised} of them recognised"));
-    }
+    none_wrong("the reopened store", &wrong)?;
+    println!(
+        "Reopened and checked: {keys} results, each written once, by the last holder of its job, with the"
+    );
+    println!("hash of its file. No late write is among them.");
+    Ok(())
+}
+
+fn none_wrong(place: &str, wrong: &[String]) -> Result<()> {
     if wrong.is_empty() {
-        println!(
-            "Reopened and checked: {keys} results, each written once, under the mark of its job, with the \
-             right hash. No late write is among them."
-        );
         return Ok(());
     }
     let shown = wrong.iter().take(20).cloned().collect::<Vec<_>>().join("\n  ");
-    Err(format!("{} violations:\n  {shown}", wrong.len()).into())
+    Err(format!("{} violations in {place}:\n  {shown}", wrong.len()).into())
 }
 
 /// One result: whose it is by its content, by the store's book-keeping and by the grants that were made must
