@@ -4,7 +4,7 @@
 
 use crate::Result;
 use std::fmt;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
 use tidewall::{OpId, OwnerId, Token};
 
@@ -179,7 +179,9 @@ impl Lines {
         self.line.clear();
         match self.stream.read_line(&mut self.line) {
             Ok(_) => Ok(self.line.strip_suffix('\n')),
-            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => Ok(None),
+            Err(e) if matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted) => {
+                Ok(None)
+            }
             Err(e) => Err(e.into()),
         }
     }
