@@ -162,6 +162,7 @@ impl Engine {
         frame.finish();
         self.close_frame(tail);
         self.point_write(tail, work, write, lsn);
+        self.counters.writes.fetch_add(1, Ordering::Relaxed);
         Ok(lsn)
     }
 
@@ -231,6 +232,7 @@ impl Engine {
             links: Links::default(),
         };
         let (lsn, _) = self.append_op(tail, &op);
+        self.counters.writes.fetch_add(1, Ordering::Relaxed);
         keyspace.raise_floor(floor, lsn);
         keyspace.admitted(floor.token);
         tail.floors.push((keyspace.clone(), floor));

@@ -77,10 +77,7 @@ impl Engine {
     /// What was found at one point in the order, and what it rests on.
     pub fn answer(&self, tail: &Tail, judged: Result<Lsn, Refused>) -> Answer {
         let (rests_on, outcome) = match judged {
-            Ok(lsn) => {
-                self.counters.writes.fetch_add(1, Ordering::Relaxed);
-                (lsn, Ok(lsn))
-            }
+            Ok(lsn) => (lsn, Ok(lsn)),
             Err(refused) => {
                 if let Error::Duplicate { .. } = refused.error {
                     self.counters.duplicates.fetch_add(1, Ordering::Relaxed);

@@ -1,0 +1,266 @@
+//! The job service: hands out jobs under leases, and writes results under tokens.
+//!
+//! One job: to put the store behind three questions. [`Service::result`] is where a late write is refused, by
+//! the store and by nothing else: the service keeps no list of who may write, and takes no lock around it.
+//! What is done, it asks the store.
+//!
+//! Read next: `chaos.rs`, what is done to the workers meanwhile.
+
+use crate::Result;
+use crate::chaos::{Blow, Chaos};
+use crate::protocol::{Answer, Ask, JobId, Lines, Stage, WorkerId};
+use std::collections::VecDeque;
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tidewall::{Db, Error, Keyspace, KeyspaceOptions, LastOp, Lease, OpId, OwnerId, Scope, Token};
+
+pub struct Service {
+    jobs: Keyspace,
+    pub files: Vec<PathBuf>,
+    ttl: Duration,
+    queue: Mutex<Queue>,
+    /// How many jobs were seen done.
+    done: AtomicUsize,
+    /// All that happened, as it happens.
+    events: Mutex<Vec<Event>>,
+    started: Instant,
+    pub chaos: Chaos,
+}
+
+/// Which jobs to look at next. Never the authority on anything: that is the store.
+struct Queue {
+    /// Not granted yet.
+    waiting: VecDeque<JobId>,
+    /// Granted, and not seen done yet. Dropping the lease releases it.
+    granted: VecDeque<(JobId, Lease)>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Event {
+    pub at: Duration,
+    pub job: JobId,
+    pub token: Token,
+    pub worker: WorkerId,
+    pub what: What,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    Granted,
+    /// Granted, and found done by the holder before.
+    FoundDone,
+    Paused,
+    Expired,
+    Resumed,
+    Killed,
+    Committed,
+    AnswerLost,
+    Recognised,
+    Fenced {
+        mark: u64,
+        last_op: LastOp,
+    },
+}
+
+/// The name of a job's fence. In a keyspace of `Scope::Prefix(b'/')` all keys that start with it are
+/// guarded together: whoever has the lease on `17/` may write `17/result`, and nobody else.
+pub fn fence_key(job: JobId) -> Vec<u8> {
+    format!("{job}/").into_bytes()
+}
+
+pub fn result_key(job: JobId) -> Vec<u8> {
+    format!("{job}/result").into_bytes()
+}
+
+pub fn open_jobs(db: &Db) -> Result<Keyspace> {
+    Ok(db.keyspace("jobs", KeyspaceOptions::new().scope(Scope::Prefix(b'/')))?)
+}
+
+impl Service {
+    pub fn new(db: &Db, files: Vec<PathBuf>, ttl: Duration, chaos: Chaos) -> Result<Self> {
+        let queue = Queue { waiting: (0..files.len()).collect(), granted: VecDeque::new() };
+        Ok(Service {
+            jobs: open_jobs(db)?,
+            files,
+            ttl,
+            queue: Mutex::new(queue),
+            done: AtomicUsize::new(0),
+            events: Mutex::new(Vec::new()),
+            started: Instant::now(),
+            chaos,
+        })
+    }
+
+    /// Answers one connection until the worker hangs up.
+    pub fn serve(&self, stream: TcpStream) -> Result<()> {
+        let mut lines = Lines::new(stream)?;
+        while let Some(line) = lines.receive()? {
+            let answer = match Ask::parse(line)? {
+                Ask::Job { worker, owner } => Some(self.next_job(worker, owner)?),
+                Ask::Renew { worker, owner, job, token, stage } => {
+                    self.renew(worker, owner, job, token, stage)?
+                }
+                Ask::Result { worker, job, token, op, size, sha256 } => {
+                    let value = format!("worker {worker} token {token} size {size} sha256 {sha256}");
+                    let answer = self.result(worker, job, token, op, value.as_bytes())?;
+                    let lost = answer == Answer::Committed && self.chaos.loses_answer(job);
+                    if lost {
+                        self.note(job, token, worker, What::AnswerLost);
+                        return Ok(());
+                    }
+                    Some(answer)
+                }
+            };
+            // A worker that was killed does not hear the answer, and needs none.
+            if let Some(answer) = answer
+                && lines.send(&answer).is_err()
+            {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a result under the token of its worker, whoever holds the job by now.
+    fn result(&self, worker: WorkerId, job: JobId, token: Token, op: OpId, value: &[u8]) -> Result<Answer> {
+        // The store compares the token with the mark of `job` where it writes, in one step. A worker that
+        // was paused while its job went to somebody else comes back here, with a token below the mark.
+        let (what, answer) = match self.jobs.put_op(token, op, &result_key(job), value) {
+            Ok(_) => (What::Committed, Answer::Committed),
+            // A retry of what was committed, before or after somebody else got the job: it is done.
+            Err(Error::Duplicate { .. }) => (What::Recognised, Answer::Duplicate),
+            Err(Error::Fenced { last_op: LastOp::Committed(last), .. }) if last == op => {
+                (What::Recognised, Answer::Duplicate)
+            }
+            Err(Error::Fenced { mark, last_op, .. }) => {
+                (What::Fenced { mark: mark.get(), last_op }, Answer::Fenced { mark: mark.get() })
+            }
+            Err(other) => return Err(other.into()),
+        };
+        self.note(job, token, worker, what);
+        self.chaos.result_came(job, token, &answer);
+        Ok(answer)
+    }
+
+    /// Grants a job: one that was taken over goes before one that is new.
+    fn next_job(&self, worker: WorkerId, owner: OwnerId) -> Result<Answer> {
+        let granted = self.lock_queue().granted.len();
+        for _ in 0..granted {
+            let Some((job, lease)) = self.lock_queue().granted.pop_front() else { break };
+            if self.is_done(job)? {
+                self.done.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            if let Some(answer) = self.grant(worker, owner, job)? {
+                return Ok(answer);
+            }
+            self.lock_queue().granted.push_back((job, lease));
+        }
+        let job = {
+            let mut queue = self.lock_queue();
+            let at = queue.waiting.iter().position(|&job| self.chaos.may_grant(job));
+            at.and_then(|at| queue.waiting.remove(at))
+        };
+        match job {
+            Some(job) => match self.grant(worker, owner, job)? {
+                Some(answer) => Ok(answer),
+                None => Err(format!("job {job} was never granted, and is held").into()),
+            },
+            None if self.is_finished() => Ok(Answer::Stop),
+            None => Ok(Answer::Wait),
+        }
+    }
+
+    /// Acquires the lease on the job for the worker, or `None` where there is nothing to grant. The grant is
+    /// durable, and whoever held the job before is fenced out, when this returns.
+    fn grant(&self, worker: WorkerId, owner: OwnerId, job: JobId) -> Result<Option<Answer>> {
+        let fence = fence_key(job);
+        let lease = match self.jobs.lease(&fence).ttl(self.ttl).owner(owner).try_acquire() {
+            Ok(lease) => lease,
+            Err(Error::Held { .. }) => return Ok(None),
+            Err(other) => return Err(other.into()),
+        };
+        let token = lease.token();
+        if lease.predecessor().is_some() {
+            // Since we looked, the holder before has sent its result, in the last moment. The only numbered
+            // operation on a job is its result, so the job is done.
+            self.note(job, token, worker, What::FoundDone);
+            return Ok(None);
+        }
+        self.note(job, token, worker, What::Granted);
+        self.lock_queue().granted.push_back((job, lease));
+        let path = self.files[job].display().to_string();
+        Ok(Some(Answer::Job { job, token, path }))
+    }
+
+    /// Renews for a worker, which names itself by (job, token, owner). `None`: it gets no answer.
+    fn renew(
+        &self,
+        worker: WorkerId,
+        owner: OwnerId,
+        job: JobId,
+        token: Token,
+        stage: Stage,
+    ) -> Result<Option<Answer>> {
+        let asked = self.now();
+        let left = match self.jobs.renew(&fence_key(job), token, owner) {
+            Ok(left) => left,
+            Err(Error::Expired { .. } | Error::NotHeld { .. }) => return Ok(Some(Answer::Lost)),
+            Err(other) => return Err(other.into()),
+        };
+        if stage == Stage::Reading {
+            return Ok(Some(Answer::Renewed));
+        }
+        // Here the worker waits for us, with a lease just renewed, and its next step is to write: the moment
+        // at which a pause does most harm.
+        Ok(match self.chaos.strike(job, token, worker, asked + left) {
+            None | Some(Blow::Pause) => Some(Answer::Renewed),
+            Some(Blow::Kill) => None,
+        })
+    }
+
+    pub fn is_done(&self, job: JobId) -> Result<bool> {
+        Ok(self.jobs.contains_key(&result_key(job))?)
+    }
+
+    pub fn done(&self) -> usize {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    /// Whether every job is done and every blow has had its effect.
+    pub fn is_finished(&self) -> bool {
+        self.done() == self.files.len() && self.chaos.is_over()
+    }
+
+    pub fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub fn note(&self, job: JobId, token: Token, worker: WorkerId, what: What) {
+        self.note_at(self.now(), job, token, worker, what);
+    }
+
+    pub fn note_at(&self, at: Duration, job: JobId, token: Token, worker: WorkerId, what: What) {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).push(Event {
+            at,
+            job,
+            token,
+            worker,
+            what,
+        });
+    }
+
+    /// All that happened, in the order of time.
+    pub fn events(&self) -> Vec<Event> {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        events.sort_by_key(|event| event.at);
+        events
+    }
+
+    fn lock_queue(&self) -> std::sync::MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
