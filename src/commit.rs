@@ -9,7 +9,7 @@
 
 use crate::admit::{ChangeKind, Refused, Write};
 use crate::append::room;
-use crate::engine::{Committer, Cursor, Engine, Filled, KeyspaceState, Tail};
+use crate::engine::{Committer, Cursor, Engine, Filled, KeyspaceState, PoisonOnPanic, Tail};
 use crate::error::{Error, Result};
 use crate::fence::Floor;
 use crate::format::HEADER_BYTES;
@@ -63,6 +63,7 @@ impl Engine {
 
     /// Runs `append` under the tail lock with `room` reserved in the active segment.
     pub fn with_room<T>(&self, room: u32, need: Need, mut append: impl FnMut(&mut Tail) -> T) -> Result<T> {
+        let _guard = PoisonOnPanic(self);
         loop {
             let mut tail = self.tail.lock();
             self.check_open()?;
@@ -143,6 +144,7 @@ impl Engine {
     /// # Errors
     /// The store is poisoned, by this call or an earlier one.
     pub fn commit(&self, committer: &mut Committer) -> Result<Due, Poisoned> {
+        let _guard = PoisonOnPanic(self);
         if self.cause.get().is_some() {
             return Err(Poisoned);
         }

@@ -5,7 +5,7 @@
 use crate::append::{frame_bytes, room};
 use crate::batch::Batch;
 use crate::commit::{Answer, SealAt};
-use crate::engine::{Committer, Engine, KeyspaceState, Tail, Work};
+use crate::engine::{Committer, Engine, KeyspaceState, PoisonOnPanic, Tail, Work};
 use crate::error::{Error, Result};
 use crate::format::header::StoreBlock;
 use crate::format::name;
@@ -506,17 +506,6 @@ fn run_spares(engine: &Engine, stop: &AtomicBool) {
         // A full disk is told to the write that needs a spare and finds none; it asks again itself.
         let _ = engine.pool.refill();
         engine.pool_bell.listen(None);
-    }
-}
-
-/// A background thread that dies must not leave writers waiting for ever.
-struct PoisonOnPanic<'e>(&'e Engine);
-
-impl Drop for PoisonOnPanic<'_> {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            self.0.poison(io::Error::other("a background thread panicked"));
-        }
     }
 }
 

@@ -402,6 +402,18 @@ impl Engine {
     }
 }
 
+/// A panic in the middle of an append or a commit must not leave the others waiting for ever, nor let
+/// anything rest on what is half done.
+pub(crate) struct PoisonOnPanic<'e>(pub &'e Engine);
+
+impl Drop for PoisonOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.poison(std::io::Error::other("the store panicked"));
+        }
+    }
+}
+
 impl Tail {
     /// The group that makes `lsn` durable: the one being gathered, or the one on its way.
     pub fn group_of(&self, lsn: Lsn) -> u32 {
