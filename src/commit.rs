@@ -63,7 +63,7 @@ impl Engine {
 
     /// Runs `append` under the tail lock with `room` reserved in the active segment.
     pub fn with_room<T>(&self, room: u32, need: Need, mut append: impl FnMut(&mut Tail) -> T) -> Result<T> {
-        let _guard = PoisonOnPanic(self);
+        let _guard = PoisonOnPanic::new(self);
         loop {
             let mut tail = self.tail.lock();
             self.check_open()?;
@@ -144,7 +144,7 @@ impl Engine {
     /// # Errors
     /// The store is poisoned, by this call or an earlier one.
     pub fn commit(&self, committer: &mut Committer) -> Result<Due, Poisoned> {
-        let _guard = PoisonOnPanic(self);
+        let _guard = PoisonOnPanic::new(self);
         if self.cause.get().is_some() {
             return Err(Poisoned);
         }

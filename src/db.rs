@@ -480,7 +480,7 @@ impl Engine {
 
 /// The committer: one group after the other while there is work, an idle frame when there is none.
 fn run_committer(engine: &Engine, stop: &AtomicBool) {
-    let _guard = PoisonOnPanic(engine);
+    let _guard = PoisonOnPanic::new(engine);
     while !stop.load(Ordering::Acquire) {
         let quiet = engine.quiet.load(Ordering::Acquire);
         let before = engine.progress.durable();
@@ -501,7 +501,7 @@ fn run_committer(engine: &Engine, stop: &AtomicBool) {
 
 /// Keeps spare segments ready, off the path of any write.
 fn run_spares(engine: &Engine, stop: &AtomicBool) {
-    let _guard = PoisonOnPanic(engine);
+    let _guard = PoisonOnPanic::new(engine);
     while !stop.load(Ordering::Acquire) {
         // A full disk is told to the write that needs a spare and finds none; it asks again itself.
         let _ = engine.pool.refill();

@@ -404,12 +404,22 @@ impl Engine {
 
 /// A panic in the middle of an append or a commit must not leave the others waiting for ever, nor let
 /// anything rest on what is half done.
-pub(crate) struct PoisonOnPanic<'e>(pub &'e Engine);
+pub(crate) struct PoisonOnPanic<'e> {
+    engine: &'e Engine,
+    /// A write made while its thread unwinds from a panic of the user's is a write like any other.
+    before: bool,
+}
+
+impl<'e> PoisonOnPanic<'e> {
+    pub fn new(engine: &'e Engine) -> Self {
+        PoisonOnPanic { engine, before: std::thread::panicking() }
+    }
+}
 
 impl Drop for PoisonOnPanic<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.poison(std::io::Error::other("the store panicked"));
+        if std::thread::panicking() && !self.before {
+            self.engine.poison(std::io::Error::other("the store panicked"));
         }
     }
 }
