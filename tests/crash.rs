@@ -311,6 +311,13 @@ fn used(disk: &SimDisk) -> u64 {
     disk.file_names().iter().map(|name| disk.read_file(name).unwrap().len() as u64).sum()
 }
 
+/// Writes more than a segment holds, so that the reserve is there.
+fn begin(space: &Keyspace) {
+    for n in 0..20 {
+        space.put(token(2), KEYS[n % 7], &[n as u8; 900]).unwrap();
+    }
+}
+
 /// Fills the store until a put is refused; says how many puts were admitted.
 fn fill(space: &Keyspace) -> u64 {
     for n in 0.. {
@@ -329,7 +336,7 @@ fn a_full_disk_refuses_puts_and_nothing_else() {
     let db = open(&disk, &ManualClock::new(), 1).unwrap();
     let space = rows(&db);
     let jobs = db.keyspace("jobs", KeyspaceOptions::new()).unwrap();
-    space.put(token(2), b"a/1", b"value").unwrap();
+    begin(&space);
     disk.set_budget(Some(used(&disk)));
     let before = db.last_lsn();
     let admitted = fill(&space);
@@ -363,7 +370,7 @@ fn a_store_opens_with_no_free_byte() {
         let disk = SimDisk::new();
         let db = open(&disk, &ManualClock::new(), 1).unwrap();
         let space = rows(&db);
-        space.put(token(2), b"a/1", b"value").unwrap();
+        begin(&space);
         disk.set_budget(Some(used(&disk)));
         fill(&space);
         let image = if clean {

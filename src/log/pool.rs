@@ -84,6 +84,11 @@ impl Pool {
         Some(ready.remove(at))
     }
 
+    /// Takes a spare back of which nothing was written.
+    pub fn put_back(&self, spare: Spare) {
+        self.ready.lock().push(spare);
+    }
+
     /// Whether [`Pool::refill`] has something to do.
     pub fn is_low(&self) -> bool {
         self.ready.lock().len() <= RESERVE
@@ -171,9 +176,13 @@ impl Pool {
         Error::io(format!("preparing a segment in {}", self.storage.describe()), e)
     }
 
-    /// Changes the list, for everything but spares.
-    pub fn update_list(&self, change: impl FnOnce(&mut crate::format::header::StoreBlock)) -> io::Result<()> {
-        self.list.lock().update(change)
+    /// Writes into the list that the log is sealed through `segment`, unless it says so.
+    pub fn note_sealed(&self, segment: u32) -> io::Result<()> {
+        let mut list = self.list.lock();
+        if list.block().sealed_through == segment {
+            return Ok(());
+        }
+        list.update(|block| block.sealed_through = segment)
     }
 
     /// Every byte the store takes on disk in segments.
