@@ -131,30 +131,27 @@ impl Engine {
         } else {
             fence::check(fence.token, &view.state, floor, &rule)
         };
-        verdict.map_err(|refusal| self.refused(fence, view, refusal))
+        verdict.map_err(|refusal| self.refused(tail, fence, view, refusal))
     }
 
-    fn refused(&self, fence: &Fence<'_>, view: &FenceView, refusal: Refusal) -> Refused {
+    fn refused(&self, tail: &Tail, fence: &Fence<'_>, view: &FenceView, refusal: Refusal) -> Refused {
         let keyspace = fence.keyspace;
         let (own, floor) = (&view.state, keyspace.floor_appended());
         let token = fence.token;
+        // The mark is shown, whichever of the two refuses; nothing shown may be taken back by a crash.
+        let rests_on = own.lsn.max(keyspace.floor_lsn());
         match refusal {
-            Refusal::Fenced => {
-                // Which of the two refuses decides what the refusal rests on.
-                let by_own = token.get() < own.mark;
-                let rests_on = if by_own { own.lsn } else { keyspace.floor_lsn() };
-                Refused { error: fenced(token, fence.name, own, floor), rests_on }
+            Refusal::Fenced => Refused { error: fenced(token, fence.name, own, floor), rests_on },
+            Refusal::Unknown => {
+                let mark = fence::mark(own.mark, floor);
+                let error = Error::UnknownToken { token, mark, fence: Excerpt::new(fence.name) };
+                Refused { error, rests_on }
             }
-            Refusal::Unknown => Error::UnknownToken {
-                token,
-                mark: fence::mark(own.mark, floor),
-                fence: Excerpt::new(fence.name),
-            }
-            .into(),
             Refusal::Jump => {
                 let rule = keyspace.rule();
                 let (highest, cap) = (Mark::from_number(rule.highest), rule.jump_cap.unwrap_or(u64::MAX));
-                Error::TokenJump { token, highest, cap }.into()
+                // Nobody knows which op was the highest one: it is appended.
+                Refused { error: Error::TokenJump { token, highest, cap }, rests_on: tail.last() }
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Read next: `guard.rs`, where tokens come from.
 
-use crate::admit::{Change, ChangeKind, Condition, Expect, Fence, Write};
+use crate::admit::{Change, ChangeKind, Condition, Expect, Fence, Refused, Write};
 use crate::append::{frame_bytes, room};
 use crate::batch::{check_batch_bytes, large_checksum};
 use crate::commit::Answer;
@@ -231,16 +231,18 @@ impl Keyspace {
             let judged = match fence::check_raise(token, &FenceState::default(), old, &rule, tail.counter) {
                 Ok(()) if already => Ok(self.state.floor_lsn()),
                 Ok(()) => Ok(engine.append_floor(tail, &self.state, floor)),
-                Err(Refusal::Fenced) => Err(crate::admit::Refused {
+                Err(Refusal::Fenced) => Err(Refused {
                     error: fenced(token, b"", &FenceState::default(), old),
                     rests_on: self.state.floor_lsn(),
                 }),
-                Err(_) => Err(Error::UnknownToken {
-                    token,
-                    mark: Mark::from_number(old.token),
-                    fence: Excerpt::new(b""),
-                }
-                .into()),
+                Err(_) => Err(Refused {
+                    error: Error::UnknownToken {
+                        token,
+                        mark: Mark::from_number(old.token),
+                        fence: Excerpt::new(b""),
+                    },
+                    rests_on: self.state.floor_lsn(),
+                }),
             };
             if judged.is_ok() {
                 self.state.set_closed(false);
@@ -459,10 +461,14 @@ impl Keyspace {
         let mut views = Vec::new();
         let judged = engine.judge(tail, &write, &guard, &mut views).and_then(|()| {
             if changes.is_empty() {
-                return Ok(Lsn::ZERO);
+                return Ok(tail.last());
             }
             Ok(engine.append_write(tail, &write, &views, &guard)?)
         });
+        // Also a refusal rests on which keys are there, and so on all that is appended.
+        let last = tail.last();
+        let judged =
+            judged.map_err(|refused| Refused { rests_on: refused.rests_on.max(last), ..refused });
         engine.answer(tail, judged)
     }
 }
