@@ -67,15 +67,21 @@ impl List {
         &self.block
     }
 
+    /// Whether what is on the disk is known.
+    ///
+    /// # Errors
+    /// An earlier change failed on its way: it may be there or not, until the next open.
+    pub fn check(&self) -> io::Result<()> {
+        if self.failed { Err(io::Error::other("an earlier write of STORE failed")) } else { Ok(()) }
+    }
+
     /// Makes a change durable, in both copies.
     ///
     /// # Errors
-    /// The failure of the disk. `StorageFull` leaves the list as it was; after any other failure no
-    /// further change is accepted.
+    /// The failure of the disk. A list that had to grow and found no space is as it was; after any other
+    /// failure no further change is accepted: see [`List::check`].
     pub fn update(&mut self, change: impl FnOnce(&mut StoreBlock)) -> io::Result<()> {
-        if self.failed {
-            return Err(io::Error::other("an earlier write of STORE failed"));
-        }
+        self.check()?;
         let mut block = self.block.clone();
         change(&mut block);
         block.generation += 1;

@@ -131,6 +131,7 @@ impl Pool {
     }
 
     fn make(&self, list: &mut List, bytes: u32) -> Result<()> {
+        list.check().map_err(|e| self.explain(e, bytes))?;
         let id = free_id(list);
         let file_name = name::segment(id);
         let life = self.entropy.u64()?;
@@ -149,8 +150,11 @@ impl Pool {
                 Ok(())
             }
             Err(e) => {
-                // Not listed, so nothing rests on it; what cannot be removed now goes at the next open.
-                let _ = self.storage.remove(&file_name);
+                // One that is perhaps listed must stay: the next open would miss it. Of one that is not, what
+                // cannot be removed now goes at the next open.
+                if list.check().is_ok() {
+                    let _ = self.storage.remove(&file_name);
+                }
                 Err(self.explain(e, bytes))
             }
         }
