@@ -192,7 +192,11 @@ impl Engine {
                 counter: filled.counter_before,
                 end: filled.end,
             };
-            self.write_frames(committer, &piece)?;
+            // Upholds R2: a seal proves its frames, so it is not written while a power cut could keep it and
+            // lose one of them.
+            if self.write_frames(committer, &piece)? {
+                piece.segment.file.sync_data()?;
+            }
             self.seal(committer, filled, SealAt::EndOfFile)?;
         }
         match &group.active {

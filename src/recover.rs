@@ -317,6 +317,8 @@ fn adopt(recovered: &Recovered, newest: Option<(&Begun, &Newest)>) -> Result<()>
     segment.file.write_all_at(&header, 0).map_err(failed)?;
     let from = scanned.unproven as usize;
     segment.file.write_all_at(&bytes[from..scanned.end as usize], from as u64).map_err(failed)?;
+    // The seal proves the frames: never the one without the others.
+    segment.file.sync_data().map_err(failed)?;
     let table = scanned.table.bytes();
     let len = scanned.end as usize + table.len() + SEAL_BYTES;
     if len > segment.listed.bytes as usize {
