@@ -111,13 +111,19 @@ impl Engine {
         for (fence, view) in write.fences.iter().zip(views.iter()) {
             self.check_token(tail, fence, view)?;
         }
-        if let Some(op) = write.op {
-            check_op(write.fences, views, op)?;
-        }
-        for condition in write.conditions {
-            self.check_condition(condition, guard)?;
-        }
-        Ok(())
+        let judged = match write.op {
+            Some(op) => check_op(write.fences, views, op),
+            None => Ok(()),
+        };
+        let mut conditions = write.conditions.iter();
+        judged
+            .and_then(|()| conditions.try_for_each(|condition| self.check_condition(condition, guard)))
+            .map_err(|refused| {
+                // To come so far the tokens had to be good, and so this rests on the marks as well.
+                let marks = write.fences.iter().zip(views.iter());
+                let marks = marks.map(|(fence, view)| view.state.lsn.max(fence.keyspace.floor_lsn()));
+                Refused { rests_on: marks.fold(refused.rests_on, Lsn::max), ..refused }
+            })
     }
 
     fn check_token(&self, tail: &Tail, fence: &Fence<'_>, view: &FenceView) -> Result<(), Refused> {
