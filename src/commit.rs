@@ -136,7 +136,8 @@ impl Engine {
             return Err(Poisoned);
         }
         let group = self.take_group();
-        if group.last == committer.durable {
+        // A full segment is sealed even if no frame came after it: a write that made room may be refused.
+        if group.last == committer.durable && group.filled.is_empty() {
             return Ok(Due::default());
         }
         match self.write_group(committer, &group) {
