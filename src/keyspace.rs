@@ -377,7 +377,7 @@ impl Keyspace {
     /// appended, found under the tail lock.
     fn delete_keys(&self, token: Token, prefix: &[u8], limit: usize, all: bool) -> Result<Deleted> {
         let engine = &self.shared.engine;
-        let mut needed = room(frame_bytes(1, MAX_KEY_BYTES), 1);
+        let mut needed = room(frame_bytes(1, 0), 1);
         loop {
             let step = engine.with_room(needed, Need::Privileged, |tail| {
                 let found = self.present_keys(tail, prefix, limit)?;
@@ -467,8 +467,7 @@ impl Keyspace {
         });
         // Also a refusal rests on which keys are there, and so on all that is appended.
         let last = tail.last();
-        let judged =
-            judged.map_err(|refused| Refused { rests_on: refused.rests_on.max(last), ..refused });
+        let judged = judged.map_err(|refused| Refused { rests_on: refused.rests_on.max(last), ..refused });
         engine.answer(tail, judged)
     }
 }
