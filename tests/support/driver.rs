@@ -59,7 +59,11 @@ impl Model {
         let spaces = self.spaces.iter().enumerate();
         spaces
             .map(|(at, space)| Shown {
-                values: space.values.iter().map(|(&key, (value, mark, lsn))| (key, value.clone(), *mark, *lsn)).collect(),
+                values: space
+                    .values
+                    .iter()
+                    .map(|(&key, (value, mark, lsn))| (key, value.clone(), *mark, *lsn))
+                    .collect(),
                 marks: KEYS.iter().map(|key| self.mark(at, key)).collect(),
             })
             .collect()
@@ -268,8 +272,9 @@ impl Driver {
     }
 
     fn place(&mut self, tokens: Option<Tokens>) -> (usize, &'static [u8]) {
-        let spaces: Vec<usize> =
-            (0..self.model.spaces.len()).filter(|&at| tokens.is_none_or(|tokens| SPACES[at].2 == tokens)).collect();
+        let spaces: Vec<usize> = (0..self.model.spaces.len())
+            .filter(|&at| tokens.is_none_or(|tokens| SPACES[at].2 == tokens))
+            .collect();
         (*self.rng.pick(&spaces), KEYS[self.rng.below(KEYS.len() as u64 - 1) as usize])
     }
 
@@ -576,12 +581,18 @@ impl Driver {
         match (&said, lsn) {
             (Said::Failed(_), lsn) => {
                 self.failed += 1;
-                assert!(lsn.is_none_or(|lsn| lsn > self.db.last_lsn().get()), "a durable write was answered {said:?}");
+                assert!(
+                    lsn.is_none_or(|lsn| lsn > self.db.last_lsn().get()),
+                    "a durable write was answered {said:?}"
+                );
             }
             (said, Some(lsn)) => {
                 assert_eq!(*said, Said::Done(lsn), "{call:?}");
                 assert!(self.db.last_lsn().get() >= lsn, "{call:?} was acknowledged and is not durable");
-                assert!(!was_poisoned || self.history.durable >= lsn, "a poisoned store acknowledged {call:?}");
+                assert!(
+                    !was_poisoned || self.history.durable >= lsn,
+                    "a poisoned store acknowledged {call:?}"
+                );
             }
             (said, None) => self.explain(&call, before, said),
         }
@@ -628,10 +639,16 @@ impl Driver {
                 let mark = model.mark(at, key).unwrap_or(0);
                 let space = &self.spaces[at];
                 let current = space.put(Self::token_of(mark.max(1)), key, b"more");
-                assert!(matches!(current, Err(Error::Poisoned { .. })), "a write after a failed sync: {current:?}");
+                assert!(
+                    matches!(current, Err(Error::Poisoned { .. })),
+                    "a write after a failed sync: {current:?}"
+                );
                 if mark > 1 {
                     let late = space.put(Self::token_of(mark - 1), key, b"late");
-                    assert!(matches!(late, Err(Error::Fenced { .. })), "a late write after a failed sync: {late:?}");
+                    assert!(
+                        matches!(late, Err(Error::Fenced { .. })),
+                        "a late write after a failed sync: {late:?}"
+                    );
                 }
                 if SPACES[at].2 == Tokens::Store {
                     let lease = space.lease(key).acquire();
@@ -646,12 +663,17 @@ impl Driver {
     /// Whether the whole store shows exactly what the model says now.
     pub fn check(&mut self) {
         self.catch_up();
-        assert_eq!(shown(&self.db).expect("the store is whole"), self.history.at(self.history.durable).shown());
+        assert_eq!(
+            shown(&self.db).expect("the store is whole"),
+            self.history.at(self.history.durable).shown()
+        );
     }
 
     /// Takes a grant: its token must be above every token that was ever handed out, and the next one.
     pub fn check_grant(&mut self) {
-        if let Some(at) = (0..self.model.spaces.len()).find(|&at| SPACES[at].2 == Tokens::Store && SPACES[at].1 != Scope::Keyspace) {
+        if let Some(at) = (0..self.model.spaces.len())
+            .find(|&at| SPACES[at].2 == Tokens::Store && SPACES[at].1 != Scope::Keyspace)
+        {
             self.acquire(at, b"unused");
         }
     }

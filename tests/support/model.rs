@@ -246,12 +246,7 @@ impl Model {
         vec![done]
     }
 
-    fn refuse(
-        &self,
-        (space, name): (usize, &'static [u8]),
-        token: u64,
-        raises: bool,
-    ) -> Option<Said> {
+    fn refuse(&self, (space, name): (usize, &'static [u8]), token: u64, raises: bool) -> Option<Said> {
         let Space { fences, floor, highest, .. } = &self.spaces[space];
         let own = fences.get(name).cloned().unwrap_or_default();
         let mark = own.mark.max(*floor);
