@@ -50,8 +50,8 @@ impl History {
 /// Everything a user sees of a keyspace: values with their marks and lsns, and the marks of the fences.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Shown {
-    values: Vec<(&'static [u8], Arc<[u8]>, u64, u64)>,
-    marks: Vec<Option<u64>>,
+    pub values: Vec<(&'static [u8], Arc<[u8]>, u64, u64)>,
+    pub marks: Vec<Option<u64>>,
 }
 
 impl Model {
