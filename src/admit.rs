@@ -122,13 +122,19 @@ impl Engine {
         for (fence, view) in write.fences.iter().zip(views.iter()) {
             self.check_token(tail, fence, view)?;
         }
-        if let Some(op) = write.op {
-            check_op(write.fences, views, op)?;
-        }
-        for condition in write.conditions {
-            self.check_condition(condition, guard)?;
-        }
-        Ok(())
+        let judged = match write.op {
+            Some(op) => check_op(write.fences, views, op),
+            None => Ok(()),
+        };
+        let mut conditions = write.conditions.iter();
+        judged
+            .and_then(|()| conditions.try_for_each(|condition| self.check_condition(condition, guard)))
+            .map_err(|refused| {
+                // To come so far the tokens had to be good, and so this rests on the marks as well.
+                let marks = write.fences.iter().zip(views.iter());
+                let marks = marks.map(|(fence, view)| view.state.lsn.max(fence.keyspace.floor_lsn()));
+                Refused { rests_on: marks.fold(refused.rests_on, Lsn::max), ..refused }
+            })
     }
 
     fn check_token(&self, tail: &Tail, fence: &Fence<'_>, view: &FenceView) -> Result<(), Refused> {
@@ -142,30 +148,27 @@ impl Engine {
         } else {
             fence::check(fence.token, &view.state, floor, &rule)
         };
-        verdict.map_err(|refusal| self.refused(fence, view, refusal))
+        verdict.map_err(|refusal| self.refused(tail, fence, view, refusal))
     }
 
-    fn refused(&self, fence: &Fence<'_>, view: &FenceView, refusal: Refusal) -> Refused {
+    fn refused(&self, tail: &Tail, fence: &Fence<'_>, view: &FenceView, refusal: Refusal) -> Refused {
         let keyspace = fence.keyspace;
         let (own, floor) = (&view.state, keyspace.floor_appended());
         let token = fence.token;
+        // The mark is shown, whichever of the two refuses; nothing shown may be taken back by a crash.
+        let rests_on = own.lsn.max(keyspace.floor_lsn());
         match refusal {
-            Refusal::Fenced => {
-                // Which of the two refuses decides what the refusal rests on.
-                let by_own = token.get() < own.mark;
-                let rests_on = if by_own { own.lsn } else { keyspace.floor_lsn() };
-                Refused { error: fenced(token, fence.name, own, floor), rests_on }
+            Refusal::Fenced => Refused { error: fenced(token, fence.name, own, floor), rests_on },
+            Refusal::Unknown => {
+                let mark = fence::mark(own.mark, floor);
+                let error = Error::UnknownToken { token, mark, fence: Excerpt::new(fence.name) };
+                Refused { error, rests_on }
             }
-            Refusal::Unknown => Error::UnknownToken {
-                token,
-                mark: fence::mark(own.mark, floor),
-                fence: Excerpt::new(fence.name),
-            }
-            .into(),
             Refusal::Jump => {
                 let rule = keyspace.rule();
                 let (highest, cap) = (Mark::from_number(rule.highest), rule.jump_cap.unwrap_or(u64::MAX));
-                Error::TokenJump { token, highest, cap }.into()
+                // Nobody knows which op was the highest one: it is appended.
+                Refused { error: Error::TokenJump { token, highest, cap }, rests_on: tail.last() }
             }
         }
     }

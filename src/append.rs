@@ -93,11 +93,31 @@ impl Engine {
         if self.pool.is_low() {
             self.pool_bell.ring();
         }
-        if let Some(unused) = tail.retire_active() {
-            self.pool.give_back(unused);
-        }
+        self.retire_active(tail);
         tail.active = Some(self.activate(spare, tail.counter));
         true
+    }
+
+    /// The active segment is full: the committer will seal it.
+    pub fn retire_active(&self, tail: &mut Tail) {
+        let Some(active) = tail.active.take() else { return };
+        if active.frames == 0 {
+            // Reserved for a write that was then refused: nothing of it is on the disk, so there is nothing
+            // to seal. Two segments that begin at one lsn would have no order.
+            self.pool.put_back(Spare { listed: active.listed, file: active.segment.file.clone() });
+            return;
+        }
+        tail.filled.push_back(Filled {
+            end: active.appender.end(),
+            segment: active.segment,
+            image: active.image,
+            listed: active.listed,
+            counter_before: active.counter,
+            counter: tail.counter,
+            table: active.table,
+            frames: active.frames,
+            last: Lsn::new(tail.next.get() - 1),
+        });
     }
 
     fn activate(&self, spare: Spare, counter: u64) -> Active {
@@ -368,28 +388,5 @@ impl Active {
     pub fn fits(&self, room: u32) -> bool {
         let used = self.appender.end() + self.table.len();
         used.saturating_add(room) <= self.appender.capacity()
-    }
-}
-
-impl Tail {
-    /// The active segment is full: the committer will seal it. One without a frame (a write was refused
-    /// after room was made for it) is a spare again.
-    pub fn retire_active(&mut self) -> Option<Spare> {
-        let active = self.active.take()?;
-        if active.frames == 0 {
-            return Some(Spare { listed: active.listed, file: active.segment.file.clone() });
-        }
-        self.filled.push_back(Filled {
-            end: active.appender.end(),
-            segment: active.segment,
-            image: active.image,
-            listed: active.listed,
-            counter_before: active.counter,
-            counter: self.counter,
-            table: active.table,
-            frames: active.frames,
-            last: Lsn::new(self.next.get() - 1),
-        });
-        None
     }
 }

@@ -149,7 +149,8 @@ impl Engine {
             return Err(Poisoned);
         }
         let group = self.take_group();
-        if group.last == committer.durable {
+        // A full segment is sealed even if no frame came after it: a write that made room may be refused.
+        if group.last == committer.durable && group.filled.is_empty() {
             return Ok(Due::default());
         }
         match self.write_group(committer, &group) {
@@ -205,7 +206,11 @@ impl Engine {
                 counter: filled.counter_before,
                 end: filled.end,
             };
-            self.write_frames(committer, &piece)?;
+            // Upholds R2: a seal proves its frames, so it is not written while a power cut could keep it and
+            // lose one of them.
+            if self.write_frames(committer, &piece)? {
+                piece.segment.file.sync_data()?;
+            }
             self.seal(committer, filled, SealAt::EndOfFile)?;
         }
         match &group.active {

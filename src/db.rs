@@ -465,15 +465,15 @@ impl Engine {
         let mut committer = self.committer.lock();
         let filled = {
             let mut tail = self.tail.lock();
-            // A segment without a frame needs no seal.
-            drop(tail.retire_active());
+            self.retire_active(&mut tail);
             tail.filled.pop_front()
         };
-        let Some(filled) = filled else { return Ok(()) };
-        let sealed = self.seal(&mut committer, &filled, SealAt::EndOfFrames).and_then(|()| {
-            let segment = filled.segment.id.0;
-            self.pool.update_list(|block| block.sealed_through = segment)
-        });
+        let sealed = match filled {
+            Some(filled) => self.seal(&mut committer, &filled, SealAt::EndOfFrames),
+            None => Ok(()),
+        };
+        // Also when the last frame filled its segment: its seal is as good as one made here.
+        let sealed = sealed.and_then(|()| self.pool.note_sealed(committer.before.segment));
         sealed.map_err(|e| Error::io("sealing the last segment", e))
     }
 }

@@ -425,6 +425,11 @@ impl Drop for PoisonOnPanic<'_> {
 }
 
 impl Tail {
+    /// The lsn of the newest frame.
+    pub fn last(&self) -> Lsn {
+        Lsn::new(self.next.get() - 1)
+    }
+
     /// The group that makes `lsn` durable: the one being gathered, or the one on its way.
     pub fn group_of(&self, lsn: Lsn) -> u32 {
         if lsn >= self.group_start { self.group } else { self.group.wrapping_sub(1) }

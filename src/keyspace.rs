@@ -242,12 +242,14 @@ impl Keyspace {
                     error: fenced(token, b"", &FenceState::default(), old),
                     rests_on: self.state.floor_lsn(),
                 }),
-                Err(_) => Err(Error::UnknownToken {
-                    token,
-                    mark: Mark::from_number(old.token),
-                    fence: Excerpt::new(b""),
-                }
-                .into()),
+                Err(_) => Err(Refused {
+                    error: Error::UnknownToken {
+                        token,
+                        mark: Mark::from_number(old.token),
+                        fence: Excerpt::new(b""),
+                    },
+                    rests_on: self.state.floor_lsn(),
+                }),
             };
             if judged.is_ok() {
                 self.state.set_closed(false);
@@ -382,7 +384,7 @@ impl Keyspace {
     /// appended, found under the tail lock.
     fn delete_keys(&self, token: Token, prefix: &[u8], limit: usize, all: bool) -> Result<Deleted> {
         let engine = &self.shared.engine;
-        let mut needed = room(frame_bytes(1, MAX_KEY_BYTES), 1);
+        let mut needed = room(frame_bytes(1, 0), 1);
         loop {
             let step = engine.with_room(needed, Need::Privileged, |tail| {
                 let found = self.present_keys(prefix, limit)?;
@@ -462,7 +464,10 @@ impl Keyspace {
         }
         let write =
             Write { changes: &changes, fences: &fences, conditions: &[], op: None, bytes: found.bytes };
-        let judged = if changes.is_empty() { Ok(Lsn::ZERO) } else { engine.judge_and_append(tail, &write) };
+        let judged = if changes.is_empty() { Ok(tail.last()) } else { engine.judge_and_append(tail, &write) };
+        // Also a refusal rests on which keys are there, and so on all that was appended before.
+        let last = tail.last();
+        let judged = judged.map_err(|refused| Refused { rests_on: refused.rests_on.max(last), ..refused });
         engine.answer(tail, judged)
     }
 }

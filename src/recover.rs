@@ -15,7 +15,7 @@ use crate::format::{HEADER_BYTES, name};
 use crate::log::guard::Pins;
 use crate::log::list::List;
 use crate::log::pool::Spare;
-use crate::log::scan::{Scanned, Start, Table, has_frames, scan};
+use crate::log::scan::{Scanned, Start, Table, evidence, has_frames, scan};
 use crate::log::segment::{Body, Segment};
 use crate::options::{Options, Progress};
 use crate::replay::Replay;
@@ -70,6 +70,7 @@ enum Found {
 /// Brings the store in `storage` back: the whole of opening.
 pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &Options, list: List) -> Result<Recovered> {
     let mut report = OpenReport::default();
+    check_unlisted(&**storage, list.block())?;
     let (mut begun, mut spares) = find_segments(&**storage, list.block(), options)?;
     begun.sort_by_key(|segment| segment.header.before.lsn);
     check_chain(list.block(), &begun)?;
@@ -155,8 +156,42 @@ fn find_segment(
         None if has_frames(&head, salt) || seal.is_some() => {
             Err(Error::corrupt(file_name, 0, "the header of a segment with frames is damaged"))
         }
-        None => Ok(Found::Empty(Spare { listed: *listed, file })),
+        None => {
+            check_empty(&head, listed, origin, &file_name)?;
+            // Frames wait for their header to be durable: a header that never was one has none behind it.
+            let torn = head.iter().any(|&byte| byte != 0) && SegmentHeader::decode_any(&head).is_none();
+            if torn && evidence(&file.map(len).map_err(failed)?, salt, HEADER_BYTES, Lsn::ZERO).is_some() {
+                return Err(Error::corrupt(file_name, 0, "the header of a segment with frames is damaged"));
+            }
+            Ok(Found::Empty(Spare { listed: *listed, file }))
+        }
     }
+}
+
+/// A file that is empty in its listed life may hold an earlier one, but nothing that belongs elsewhere.
+fn check_empty(head: &[u8], listed: &Listed, store_id: &[u8; 16], file_name: &str) -> Result<()> {
+    let foreign = SegmentHeader::decode_any(head)
+        .is_some_and(|(header, _)| header.segment != listed.segment || header.store_id != *store_id);
+    if foreign || StoreBlock::is_one(head) {
+        return Err(Error::corrupt(file_name, 0, "another file lies in the place of this segment"));
+    }
+    Ok(())
+}
+
+/// A segment gets frames only once it is listed, and its id is never used again. One with an id that
+/// `STORE` has yet to give away is newer than it: then `STORE` is an old copy, and what it does not list
+/// may have held the highest marks.
+fn check_unlisted(storage: &dyn Storage, block: &StoreBlock) -> Result<()> {
+    let names = storage.list().map_err(|e| Error::io(format!("listing {}", storage.describe()), e))?;
+    for file_name in names {
+        let newer = name::parse_segment(&file_name).is_some_and(|id| id.0 >= block.next_segment);
+        if newer && begins_like(storage, &file_name, |head| SegmentHeader::belongs_to(head, &block.store_id))
+        {
+            let what = format!("it is older than {file_name}, which it does not know");
+            return Err(Error::corrupt(name::STORE, 0, what));
+        }
+    }
+    Ok(())
 }
 
 fn read_seal(file: &dyn File, len: usize, salt: Salt) -> io::Result<Option<Seal>> {
@@ -319,6 +354,8 @@ fn adopt(recovered: &Recovered, newest: Option<(&Begun, &Newest)>) -> Result<()>
     segment.file.write_all_at(&header, 0).map_err(failed)?;
     let from = scanned.unproven as usize;
     segment.file.write_all_at(&bytes[from..scanned.end as usize], from as u64).map_err(failed)?;
+    // The seal proves the frames: never the one without the others.
+    segment.file.sync_data().map_err(failed)?;
     let table = scanned.table.bytes();
     let len = scanned.end as usize + table.len() + SEAL_BYTES;
     if len > segment.listed.bytes as usize {
@@ -363,7 +400,6 @@ fn begin_incarnation(storage: &dyn Storage, recovered: &mut Recovered, options: 
 /// Nothing is removed that this store did not make.
 fn remove_unlisted(storage: &dyn Storage, block: &StoreBlock) -> Result<()> {
     let failed = |e| Error::io(format!("listing {}", storage.describe()), e);
-    let mut removed = false;
     for file_name in storage.list().map_err(failed)? {
         let ours = match name::parse_segment(&file_name) {
             Some(id) if block.segments.iter().all(|listed| listed.segment != id) => {
@@ -372,23 +408,29 @@ fn remove_unlisted(storage: &dyn Storage, block: &StoreBlock) -> Result<()> {
             Some(_) => false,
             None => file_name == name::STORE_NEW,
         };
-        // What cannot be removed now is in nobody's way.
-        removed |= ours && storage.remove(&file_name).is_ok();
+        if ours {
+            // What cannot be removed now is in nobody's way.
+            let _ = storage.remove(&file_name);
+        }
     }
-    if removed {
-        storage.sync_dir().map_err(failed)?;
-    }
-    Ok(())
+    // Always: a larger STORE may have got its name just before a kill, and that name not be durable yet.
+    storage.sync_dir().map_err(failed)
 }
 
 fn is_ours(storage: &dyn Storage, file_name: &str, store_id: &[u8; 16]) -> bool {
+    begins_like(storage, file_name, |head| {
+        head.iter().all(|&byte| byte == 0) || SegmentHeader::belongs_to(head, store_id)
+    })
+}
+
+fn begins_like(storage: &dyn Storage, file_name: &str, is_it: impl FnOnce(&[u8]) -> bool) -> bool {
     let read = || -> io::Result<Vec<u8>> {
         let file = storage.open(file_name, Access::Read)?;
         let mut head = vec![0; file.len()?.min(HEADER_BYTES as u64) as usize];
         file.read_exact_at(&mut head, 0)?;
         Ok(head)
     };
-    read().is_ok_and(|head| head.iter().all(|&byte| byte == 0) || SegmentHeader::belongs_to(&head, store_id))
+    read().is_ok_and(|head| is_it(&head))
 }
 
 /// The bytes of a segment for the time of the recovery.

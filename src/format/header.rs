@@ -114,6 +114,16 @@ impl SegmentHeader {
         Some((header, checksum))
     }
 
+    /// The header in `bytes`, of whatever store, segment and life it says that it is, and its salt.
+    pub fn decode_any(bytes: &[u8]) -> Option<(Self, Salt)> {
+        let mut at = Reader { bytes, at: PREAMBLE_BYTES };
+        let store_id = at.take(16)?.try_into().ok()?;
+        let (segment, _, life) = (SegmentId(at.u32()?), at.u32()?, at.u64()?);
+        let salt = Salt::new(&store_id, segment, life);
+        let (header, _) = Self::decode(bytes, salt, "").ok().flatten()?;
+        Some((header, salt))
+    }
+
     /// Whether the first bytes of a file say that it is a segment of this store, whatever its life:
     /// only then may an unlisted file be removed.
     pub fn belongs_to(bytes: &[u8], store_id: &[u8; 16]) -> bool {
@@ -242,6 +252,11 @@ impl StoreBlock {
         let checksum = crc32fast::hash(&out);
         out.extend_from_slice(&checksum.to_le_bytes());
         out
+    }
+
+    /// Whether `bytes` are a `STORE` file, of any store.
+    pub fn is_one(bytes: &[u8]) -> bool {
+        bytes.starts_with(&STORE_MAGIC)
     }
 
     /// The copy at the start of `bytes`, or `None` when it is damaged.

@@ -67,6 +67,14 @@ impl List {
         &self.block
     }
 
+    /// Whether what is on the disk is known.
+    ///
+    /// # Errors
+    /// An earlier change failed on its way: it may be there or not, until the next open.
+    pub fn check(&self) -> io::Result<()> {
+        if self.failed { Err(io::Error::other("an earlier write of STORE failed")) } else { Ok(()) }
+    }
+
     /// Makes a change durable, in both copies.
     ///
     /// # Errors
@@ -74,9 +82,7 @@ impl List {
     /// stay, and its ids are not used again. A failed write may be tried again (the next one overwrites all
     /// of it), a failed sync never: then no further change is accepted.
     pub fn update(&mut self, change: impl FnOnce(&mut StoreBlock)) -> io::Result<()> {
-        if self.failed {
-            return Err(io::Error::other("an earlier sync of STORE failed"));
-        }
+        self.check()?;
         self.block.generation += 1;
         let mut block = self.block.clone();
         change(&mut block);

@@ -80,8 +80,8 @@ impl Pool {
         Some(ready.remove(at))
     }
 
-    /// Takes back a spare that was not used after all.
-    pub fn give_back(&self, spare: Spare) {
+    /// Takes a spare back of which nothing was written.
+    pub fn put_back(&self, spare: Spare) {
         self.ready.lock().push(spare);
     }
 
@@ -127,6 +127,7 @@ impl Pool {
     }
 
     fn make(&self, list: &mut List, bytes: u32) -> Result<()> {
+        list.check().map_err(|e| self.explain(e, bytes))?;
         let id = free_id(list);
         let listed = Listed { segment: id, bytes, life: self.entropy.u64()?, origin: 0 };
         let file_name = name::segment(id);
@@ -168,9 +169,13 @@ impl Pool {
         Error::io(format!("preparing a segment in {}", self.storage.describe()), e)
     }
 
-    /// Changes the list, for everything but spares.
-    pub fn update_list(&self, change: impl FnOnce(&mut crate::format::header::StoreBlock)) -> io::Result<()> {
-        self.list.lock().update(change)
+    /// Writes into the list that the log is sealed through `segment`, unless it says so.
+    pub fn note_sealed(&self, segment: u32) -> io::Result<()> {
+        let mut list = self.list.lock();
+        if list.block().sealed_through == segment {
+            return Ok(());
+        }
+        list.update(|block| block.sealed_through = segment)
     }
 
     /// Every byte the store takes on disk in segments.

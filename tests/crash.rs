@@ -1,0 +1,408 @@
+//! Every storage call of many small lives is the last one: what comes back is a prefix that holds all
+//! that was acknowledged, and a store that goes on.
+//!
+//! `TIDEWALL_CRASH_SEEDS=n` runs n times as many seeds, `TIDEWALL_CRASH_SEED=n` begins at another one, and
+//! `TIDEWALL_CRASH_TRACE=1` prints every call.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use support::driver::{Driver, History, open, probe, shown};
+use support::model::KEYS;
+use support::{Rng, Trying};
+use tidewall::storage::{CallKind, Crash, Fault, SimDisk, SyncFailure};
+use tidewall::{Db, Error, Health, Keyspace, KeyspaceOptions, ManualClock, Token, Tokens};
+
+const CALLS: u32 = 60;
+
+const CRASHES: [Crash; 10] = [
+    Crash::None,
+    Crash::All,
+    Crash::Subset { percent: 50 },
+    Crash::Subset { percent: 90 },
+    Crash::Prefix,
+    Crash::Suffix,
+    Crash::Reverse,
+    Crash::OneMissing,
+    Crash::OnePresent,
+    Crash::Torn { bytes: true },
+];
+
+/// How much was tried.
+#[derive(Default)]
+struct Tally {
+    lives: AtomicU64,
+    images: AtomicU64,
+    in_recovery: AtomicU64,
+    deepest: AtomicU64,
+    went_on: AtomicU64,
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+impl Tally {
+    fn print(&self, what: &str) {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        println!(
+            "{what}: {} lives, {} images recovered, {} of them cut off in a recovery (up to {} deep), {} went on",
+            get(&self.lives),
+            get(&self.images),
+            get(&self.in_recovery),
+            get(&self.deepest),
+            get(&self.went_on)
+        );
+    }
+}
+
+/// Runs `test` for so many seeds, or for as many as the environment says, on all processors.
+fn for_seeds(usual: u64, test: impl Fn(u64) + Sync) {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let first = number("TIDEWALL_CRASH_SEED").unwrap_or(1);
+    let count = number("TIDEWALL_CRASH_SEEDS").map_or(usual, |times| usual * times);
+    let next = AtomicU64::new(first);
+    let workers = thread::available_parallelism().map_or(2, |n| n.get());
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= first + count {
+                        break;
+                    }
+                    test(seed);
+                }
+            });
+        }
+    });
+}
+
+/// One life of a store on a new disk. `None`: it could not be opened.
+fn live(seed: u64, prepare: impl FnOnce(&SimDisk)) -> (SimDisk, Option<Driver>) {
+    let disk = SimDisk::new();
+    if seed % 3 == 0 {
+        disk.early_write_back(seed);
+    }
+    prepare(&disk);
+    let mut driver = Driver::open(&disk, History::new(), seed << 20).ok();
+    if let Some(driver) = &mut driver {
+        driver.run(CALLS);
+    }
+    (disk, driver)
+}
+
+fn history_of(driver: Option<Driver>) -> History {
+    driver.map_or_else(History::new, Driver::into_history)
+}
+
+fn segments(disk: &SimDisk) -> BTreeMap<String, Vec<u8>> {
+    let names = disk.file_names().into_iter().filter(|name| name.ends_with(".seg"));
+    names.map(|name| (name.clone(), disk.read_file(&name).unwrap())).collect()
+}
+
+/// Recovers an image and holds it against all that is known: I1 to I7. With some `depth` left it goes on
+/// now and then, and is cut off again: in its next life, or in this recovery.
+fn check(image: &SimDisk, history: &History, seed: u64, depth: u32, tally: &Tally) {
+    count(&tally.images);
+    let _trying = Trying(move || format!("  recovery with seed {seed}, {depth} more deep"));
+    let mut rng = Rng(seed);
+    let untouched = image.kill();
+    let opened = Driver::open(image, history.clone(), seed);
+    let mut driver = opened.unwrap_or_else(|e| panic!("a crash must open by itself (I7): {e}"));
+    let calls = image.calls();
+    let lsn = driver.db.last_lsn().get();
+    let newest = history.states.last().unwrap().lsn.max(history.durable);
+    assert!(lsn >= history.durable, "lsn {} was seen, {lsn} came back (I1)", history.durable);
+    assert!(lsn <= newest + 1, "lsn {lsn} was never appended, {newest} was the last");
+    driver.check();
+    probe(&driver.db, history.at(lsn));
+
+    // What it shows survives another cut at once, and the next open finds nothing to repair.
+    let again = image.crash(Crash::None, 0);
+    let before = segments(&again);
+    let second = open(&again, &ManualClock::new(), seed ^ 1).expect("what was recovered opens");
+    assert_eq!(second.last_lsn().get(), lsn, "the adopted tail was not made durable");
+    assert_eq!(shown(&second).unwrap(), history.at(lsn).shown(), "recovering twice is not recovering once");
+    assert_eq!(second.report().cut_bytes, 0, "a recovered store has no tail to cut");
+    assert!(segments(&again) == before, "the second open changed segments (I5)");
+    drop(second);
+
+    driver.check_grant();
+    if depth > 0 && rng.chance(12) {
+        count(&tally.went_on);
+        driver.run(25);
+        driver.check();
+        let crash = *rng.pick(&CRASHES);
+        let next = if rng.chance(20) { image.kill() } else { image.crash(crash, rng.next()) };
+        let history = driver.into_history();
+        check(&next, &history, rng.next(), depth - 1, tally);
+    }
+    if depth > 0 && rng.chance(4) {
+        tally.deepest.fetch_max(4 - u64::from(depth), Ordering::Relaxed);
+        for call in 0..calls {
+            let disk = untouched.kill();
+            disk.stop_at(call);
+            // It may even open: what it could not tidy up is in nobody's way.
+            drop(open(&disk, &ManualClock::new(), seed ^ 2));
+            count(&tally.in_recovery);
+            let crash = *rng.pick(&CRASHES);
+            check(&disk.crash(crash, rng.next()), history, rng.next(), depth - 1, tally);
+        }
+    }
+}
+
+#[test]
+fn every_call_may_be_the_last() {
+    let tally = Tally::default();
+    let covered: Vec<AtomicU64> = CallKind::ALL.iter().map(|_| AtomicU64::new(0)).collect();
+    for_seeds(10, |seed| {
+        let (disk, driver) = live(seed, |_| {});
+        let _trying = Trying(|| format!("the life of seed {seed}, uncut"));
+        let mut driver = driver.expect("a new store opens");
+        driver.check();
+        let calls = disk.calls();
+        for (kind, covered) in CallKind::ALL.into_iter().zip(&covered) {
+            covered.fetch_add(disk.calls_of(kind), Ordering::Relaxed);
+        }
+        check(&disk.kill(), &driver.into_history(), seed, 3, &tally);
+        for call in 0..calls {
+            let _trying = Trying(move || format!("seed {seed}, power off at call {call}"));
+            let (disk, driver) = live(seed, |disk| disk.stop_at(call));
+            count(&tally.lives);
+            assert!(disk.is_stopped());
+            let history = history_of(driver);
+            for (at, crash) in CRASHES.into_iter().enumerate() {
+                let cut = seed << 32 | call << 8 | at as u64;
+                let _trying = Trying(move || format!(" {crash:?} with seed {cut}"));
+                check(&disk.crash(crash, cut), &history, cut, 3, &tally);
+            }
+            let _trying = Trying(|| " killed".to_owned());
+            check(&disk.kill(), &history, seed << 32 | call << 8 | 99, 3, &tally);
+        }
+    });
+    tally.print("power cuts");
+    let kinds = CallKind::ALL.iter().zip(&covered);
+    let kinds: Vec<_> =
+        kinds.map(|(kind, calls)| format!("{kind:?} {}", calls.load(Ordering::Relaxed))).collect();
+    println!("calls that were the last one: {}", kinds.join(", "));
+}
+
+#[test]
+fn a_failed_sync_acknowledges_nothing_and_reopening_heals() {
+    let tally = Tally::default();
+    for_seeds(8, |seed| {
+        let (disk, driver) = live(seed, |_| {});
+        drop(driver);
+        let syncs = disk.calls_of(CallKind::SyncData);
+        for sync in 0..syncs {
+            for failure in
+                [SyncFailure::KeepNew, SyncFailure::RevertOld, SyncFailure::KeepPart { seed: sync }]
+            {
+                let _trying = Trying(move || format!("seed {seed}, sync {sync} fails with {failure:?}"));
+                count(&tally.lives);
+                let (disk, driver) = live(seed, |disk| {
+                    disk.set_sync_failure(failure);
+                    disk.fail(Fault::new(CallKind::SyncData, ErrorKind::Other).nth(sync));
+                });
+                let images = [disk.kill(), disk.crash(Crash::None, 0), disk.crash(CRASHES[2], sync)];
+                let history = history_of(driver);
+                for (at, image) in images.iter().enumerate() {
+                    let _trying = Trying(move || format!(" image {at}"));
+                    check(image, &history, seed << 32 | sync << 8 | at as u64, 2, &tally);
+                }
+            }
+        }
+    });
+    tally.print("failed syncs");
+}
+
+#[test]
+fn any_call_may_fail_once() {
+    let tally = Tally::default();
+    let hit = AtomicU64::new(0);
+    for_seeds(4, |seed| {
+        let (disk, driver) = live(seed, |_| {});
+        drop(driver);
+        let calls = disk.calls();
+        let faults = [
+            (ErrorKind::StorageFull, 0),
+            (ErrorKind::Other, 0),
+            (ErrorKind::Other, 700),
+            (ErrorKind::StorageFull, 5000),
+        ];
+        for call in 0..calls {
+            for (at, (kind, partial)) in faults.into_iter().enumerate() {
+                let _trying = Trying(move || {
+                    format!("seed {seed}, call {call} fails with {kind:?} after {partial} bytes")
+                });
+                count(&tally.lives);
+                let fault = Fault::new(CallKind::Any, kind).nth(call).partial(partial);
+                let (disk, driver) = live(seed, |disk| disk.fail(fault));
+                hit.fetch_add(disk.faults_fired(), Ordering::Relaxed);
+                let images = [disk.kill(), disk.crash(Crash::None, 0), disk.crash(CRASHES[2], call)];
+                let history = history_of(driver);
+                for (n, image) in images.iter().enumerate() {
+                    let _trying = Trying(move || format!(" image {n}"));
+                    check(image, &history, seed << 40 | call << 16 | (at << 8 | n) as u64, 1, &tally);
+                }
+            }
+        }
+    });
+    tally.print("failed calls");
+    println!("faults that hit: {}", hit.into_inner());
+}
+
+#[test]
+fn short_and_interrupted_transfers_change_nothing() {
+    for_seeds(20, |seed| {
+        let _trying = Trying(move || format!("seed {seed}"));
+        let (plain, driver) = live(seed, |_| {});
+        let expected = history_of(driver);
+        let (disk, driver) = live(seed, |disk| {
+            disk.short_transfers(seed);
+            disk.interruptions(seed);
+        });
+        let history = history_of(driver);
+        assert_eq!(history.durable, expected.durable);
+        assert_eq!(history.at(history.durable).shown(), expected.at(expected.durable).shown());
+        assert_eq!(disk.image_hash(), plain.image_hash());
+    });
+}
+
+#[test]
+fn one_seed_gives_one_life() {
+    for_seeds(20, |seed| {
+        let trace = |_| {
+            let (disk, driver) = live(seed, |_| {});
+            drop(driver);
+            (disk.trace_hash(), disk.image_hash())
+        };
+        assert_eq!(trace(0), trace(1), "seed {seed}");
+    });
+}
+
+#[test]
+fn a_clean_close_leaves_nothing_to_repair() {
+    for_seeds(40, |seed| {
+        let _trying = Trying(move || format!("seed {seed}"));
+        let (disk, driver) = live(seed, |_| {});
+        let mut driver = driver.expect("a new store opens");
+        let db = driver.db.clone();
+        driver.check();
+        db.close().expect("a healthy store closes");
+        let history = driver.into_history();
+        let before = segments(&disk);
+        let image = disk.crash(Crash::None, seed);
+        let again = open(&image, &ManualClock::new(), seed).expect("it opens");
+        assert_eq!(again.report().cut_bytes, 0);
+        assert!(again.report().warnings.is_empty(), "{:?}", again.report().warnings);
+        assert!(again.last_lsn().get() >= history.durable);
+        assert_eq!(shown(&again).unwrap(), history.at(again.last_lsn().get()).shown());
+        drop(again);
+        let after = segments(&image);
+        for (name, bytes) in &before {
+            let at = after.get(name).map(|now| bytes.iter().zip(now).position(|(a, b)| a != b));
+            assert!(after.get(name) == Some(bytes), "{name} of {} bytes was changed at {at:?}", bytes.len());
+        }
+    });
+}
+
+// A full disk.
+
+fn rows(db: &Db) -> Keyspace {
+    db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap()
+}
+
+fn token(number: u64) -> Token {
+    Token::new(number).unwrap()
+}
+
+fn used(disk: &SimDisk) -> u64 {
+    disk.file_names().iter().map(|name| disk.read_file(name).unwrap().len() as u64).sum()
+}
+
+/// Writes more than a segment holds, so that the reserve is there.
+fn begin(space: &Keyspace) {
+    for n in 0..20 {
+        space.put(token(2), KEYS[n % 7], &[n as u8; 900]).unwrap();
+    }
+}
+
+/// Fills the store until a put is refused; says how many puts were admitted.
+fn fill(space: &Keyspace) -> u64 {
+    for n in 0.. {
+        match space.put(token(2), KEYS[n as usize % 7], &[n as u8; 900]) {
+            Ok(_) => {}
+            Err(Error::NoSpace { .. }) => return n,
+            Err(other) => panic!("a full disk was answered {other:?}"),
+        }
+    }
+    unreachable!()
+}
+
+#[test]
+fn a_full_disk_refuses_puts_and_nothing_else() {
+    let disk = SimDisk::new();
+    let db = open(&disk, &ManualClock::new(), 1).unwrap();
+    let space = rows(&db);
+    let jobs = db.keyspace("jobs", KeyspaceOptions::new()).unwrap();
+    begin(&space);
+    disk.set_budget(Some(used(&disk)));
+    let before = db.last_lsn();
+    let admitted = fill(&space);
+    assert_eq!(db.last_lsn().get(), before.get() + admitted);
+    assert!(matches!(db.health(), Health::Healthy));
+
+    // From the reserve: fences go on working, and space can be freed.
+    assert!(matches!(space.put(token(1), b"a/1", b"late"), Err(Error::Fenced { .. })));
+    space.get(b"a/1").unwrap().expect("reads go on");
+    let lease = jobs.lease(b"job").acquire().expect("grants go on");
+    jobs.raise(lease.token(), b"other").unwrap();
+    space.delete(token(2), b"a/1").unwrap();
+    space.raise(token(3), b"a/2").unwrap();
+    space.raise_all(token(4)).unwrap();
+    assert!(matches!(space.put(token(4), b"a/2", &[0; 900]), Err(Error::NoSpace { .. })));
+    assert!(matches!(space.put(token(3), b"a/2", b"late"), Err(Error::Fenced { .. })));
+
+    // It heals by itself once there is space.
+    disk.set_budget(None);
+    space.put(token(4), b"a/2", &[1; 900]).expect("space was freed");
+    drop((lease, space, jobs));
+    db.close().unwrap();
+    let db = open(&disk.crash(Crash::None, 0), &ManualClock::new(), 2).unwrap();
+    assert_eq!(rows(&db).get(b"a/2").unwrap().unwrap().bytes(), &[1; 900]);
+    assert_eq!(rows(&db).get(b"a/1").unwrap().map(|value| value.into_vec()), None);
+}
+
+#[test]
+fn a_store_opens_with_no_free_byte() {
+    for clean in [true, false] {
+        let disk = SimDisk::new();
+        let db = open(&disk, &ManualClock::new(), 1).unwrap();
+        let space = rows(&db);
+        begin(&space);
+        disk.set_budget(Some(used(&disk)));
+        fill(&space);
+        let image = if clean {
+            drop(space);
+            db.close().unwrap();
+            disk.kill()
+        } else {
+            disk.crash(Crash::None, 0)
+        };
+        image.set_budget(Some(0));
+        let db = open(&image, &ManualClock::new(), 2).expect("opening needs no space");
+        let space = rows(&db);
+        assert!(matches!(space.put(token(1), b"a/1", b"late"), Err(Error::Fenced { .. })));
+        space.delete(token(2), b"a/2").expect("the reserve is still there");
+        space.raise(token(5), b"a/1").unwrap();
+        let read_only = image.kill();
+        drop((space, db));
+        read_only.set_read_only(true);
+        tidewall::Options::new().storage(read_only).read_only().open("sim").expect("so does reading");
+    }
+}
