@@ -466,7 +466,9 @@ impl Engine {
             tail.retire_active();
             tail.filled.pop_front()
         };
-        let Some(filled) = filled else { return Ok(()) };
+        // A segment that was taken for a write which was then refused has no frame: the next open gives it
+        // a new life.
+        let Some(filled) = filled.filter(|filled| filled.frames > 0) else { return Ok(()) };
         let sealed = self.seal(&mut committer, &filled, SealAt::EndOfFrames).and_then(|()| {
             let segment = filled.segment.id.0;
             self.pool.update_list(|block| block.sealed_through = segment)
