@@ -47,11 +47,6 @@ impl Kind {
     pub fn is_value(self) -> bool {
         matches!(self, Kind::Put | Kind::Delete)
     }
-
-    /// Whether the op names a fence and changes its state, whatever its scope.
-    pub fn is_fence(self) -> bool {
-        matches!(self, Kind::Grant | Kind::Mark)
-    }
 }
 
 /// One op, about to be written.

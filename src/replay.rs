@@ -21,6 +21,9 @@ use crate::types::{Location, Token};
 use crossbeam_epoch::Guard;
 use std::collections::HashMap;
 
+/// A keyspace and the name of a fence in it.
+type FenceName = (u16, Box<[u8]>);
+
 /// The state so far.
 pub(crate) struct Replay {
     pub seed: u64,
@@ -29,7 +32,7 @@ pub(crate) struct Replay {
     pub segments: Segments,
     pub keyspaces: Vec<Arc<KeyspaceState>>,
     /// Grants that were neither released nor superseded, by keyspace and fence.
-    pub grants: HashMap<(u16, Box<[u8]>), (Token, GrantValue)>,
+    pub grants: HashMap<FenceName, (Token, GrantValue)>,
     counter: u64,
     forms: Vec<(Arc<Segment>, u32)>,
 }

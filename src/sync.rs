@@ -5,7 +5,7 @@
 //! interleaving of them.
 
 pub(crate) use std::sync::Arc;
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 pub(crate) use crossbeam_utils::CachePadded;
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};

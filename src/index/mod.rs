@@ -4,15 +4,15 @@
 //! come next". The slots hold no keys: a match is a hint, and the caller proves it in the log. Both
 //! are caches of the log in memory and never read or write a file.
 //!
-//! Read next: `slots.rs`, then `table.rs` for what a slot is, then `ordered.rs`.
+//! Read next: `table.rs` for what a slot is, then `slots.rs`, then `ordered.rs`.
 
-mod ordered;
-mod slots;
 mod table;
+mod slots;
+mod ordered;
 
 pub(crate) use ordered::{KeyChunk, OrderedKeys, prefix_end};
 pub(crate) use slots::{Slots, SlotsWriter, slots};
-pub(crate) use table::{OFFSET_BITS, Place, SEGMENT_BITS, TAG_BITS};
+pub(crate) use table::{Place, SEGMENT_BITS};
 
 use rapidhash::v3::{DEFAULT_RAPID_SECRETS, RapidSecrets, rapidhash_v3_inline};
 

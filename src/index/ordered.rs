@@ -163,11 +163,13 @@ impl KeyChunk {
     }
 
     /// The key to go on after (or before, when descending).
+    #[cfg(test)]
     pub fn last(&self) -> Option<&[u8]> {
         self.get(self.len().checked_sub(1)?)
     }
 
     /// The keys in the order of the scan.
+    #[cfg(test)]
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = &[u8]> {
         (0..self.len()).filter_map(|n| self.get(n))
     }
