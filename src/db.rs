@@ -371,6 +371,7 @@ fn assemble(storage: Arc<dyn Storage>, dir: String, options: Options, recovered:
 
 impl Shared {
     /// Starts the threads of a store that is open for writing.
+    #[expect(clippy::disallowed_methods, reason = "the store's two threads, which `close` joins")]
     fn start(&self) -> Result<()> {
         if self.engine.options.read_only || !self.engine.options.background {
             return Ok(());

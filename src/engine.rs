@@ -327,13 +327,13 @@ impl Engine {
     ///
     /// In `Scope::Key` the versions of the key carry the state of its fence too, so a fence costs
     /// nothing beside its key; whichever op is newer has it.
-    pub fn fence<'g>(
+    pub fn fence(
         &self,
         keyspace: &KeyspaceState,
         name: &[u8],
         hash: u64,
         lsn: Lsn,
-        guard: &'g Guard,
+        guard: &Guard,
     ) -> Result<FenceView> {
         let newest = if keyspace.names_fences.load(Ordering::Acquire) {
             self.newest(keyspace, Class::Fence, name, hash, guard)?

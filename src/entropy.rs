@@ -1,6 +1,7 @@
 //! Random bits: the only place they come from.
 
 use crate::error::{Error, Result};
+#[cfg(any(test, feature = "sim", fuzzing))]
 use crate::sync::{Arc, AtomicU64, Ordering};
 use std::io;
 
@@ -11,18 +12,22 @@ pub(crate) enum Entropy {
     #[default]
     System,
     /// A sequence that a seed determines, for simulations.
+    #[cfg(any(test, feature = "sim", fuzzing))]
     Seeded(Arc<AtomicU64>),
 }
 
 impl Entropy {
+    #[cfg(any(test, feature = "sim", fuzzing))]
     pub fn seeded(seed: u64) -> Self {
         Entropy::Seeded(Arc::new(AtomicU64::new(seed)))
     }
 
+    #[expect(clippy::disallowed_methods, reason = "this module is where random bits come from")]
     pub fn u64(&self) -> Result<u64> {
         match self {
             Entropy::System => getrandom::u64()
                 .map_err(|e| Error::io("asking the system for random bits", io::Error::other(e))),
+            #[cfg(any(test, feature = "sim", fuzzing))]
             Entropy::Seeded(state) => Ok(split_mix(state.fetch_add(GOLDEN, Ordering::Relaxed))),
         }
     }
@@ -32,9 +37,11 @@ impl Entropy {
     }
 }
 
+#[cfg(any(test, feature = "sim", fuzzing))]
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
+#[cfg(any(test, feature = "sim", fuzzing))]
 fn split_mix(state: u64) -> u64 {
     let mut z = state.wrapping_add(GOLDEN);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

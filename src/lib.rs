@@ -1,5 +1,22 @@
-//! An embeddable fencing key-value store.
+#![doc = include_str!("../README.md")]
+//!
+//! # In this documentation
+//!
+//! * [`Db`]: open a store, see how it fares, close it. [`Options`]: what can be chosen.
+//! * [`Keyspace`]: every way to write, each fenced, and to read. [`Batch`]: several changes as one.
+//! * [`Lease`], from [`Keyspace::lease`]: where a [`Token`] comes from.
+//! * [`Snapshot`] and [`Iter`]: everything as it was at one [`Lsn`].
+//! * [`Commit`]: a write on its way, as a future or to wait for.
+//! * [`Error`]: what went wrong, and what to do now.
+//! * [`storage`]: the seam to the disk, and what is assumed of one.
+//!
+//! Three numbers are never confused, and no conversion leads from one to another: a [`Token`] fences, an
+//! [`OwnerId`] names the holder of a lease, an [`OpId`] makes the retry of one operation exact.
 #![deny(unsafe_code)]
+// Clocks, threads, files and random bits have their own modules; `clippy.toml` lists what is banned elsewhere.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
+// The order to read in: a module uses only what is declared above it (`tests/tidy.rs`).
 
 // Ground: words, errors, the seam to the disk.
 mod types;

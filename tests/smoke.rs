@@ -1,3 +1,5 @@
+//! The store from a user's side: a worker that was paused is refused, and a reopened store knows it.
+
 use std::time::Duration;
 use tidewall::*;
 

@@ -4,11 +4,11 @@
 //! come next". The slots hold no keys: a match is a hint, and the caller proves it in the log. Both
 //! are caches of the log in memory and never read or write a file.
 //!
-//! Read next: `slots.rs`, then `table.rs` for what a slot is, then `ordered.rs`.
+//! Read next: `table.rs` for what a slot is, then `slots.rs`, then `ordered.rs`.
 
-mod ordered;
-mod slots;
 mod table;
+mod slots;
+mod ordered;
 
 pub(crate) use ordered::{KeyChunk, OrderedKeys, prefix_end};
 pub(crate) use slots::{Slots, SlotsWriter, slots};

@@ -14,6 +14,7 @@
 //! * **Directory sync** has no meaning on Windows and does nothing there.
 //!
 //! Read next: `sim/`, the same seam with every failure on demand.
+#![expect(clippy::disallowed_methods, reason = "this module is where files come from")]
 
 use super::{Access, File, Mapping, Storage};
 use crate::sync::Arc;

@@ -38,11 +38,11 @@ use crate::sync::{Arc, Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::{fmt, io};
 
+mod node;
 mod crash;
 mod damage;
 mod fault;
 mod file;
-mod node;
 #[cfg(test)]
 mod tests;
 

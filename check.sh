@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Every check of the project, in one place; CONTRIBUTING.md says what they are. Fails when anything fails, and
+# says loudly what it had to skip.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+skipped=()
+step() { printf '\n== %s\n' "$*"; }
+skip() { printf '\n!! SKIPPED: %s\n' "$*"; skipped+=("$*"); }
+has_toolchain() { command -v rustup >/dev/null && rustup toolchain list | grep -q "^$1"; }
+has_target() { command -v rustup >/dev/null && rustup target list --installed | grep -qx "$1"; }
+
+target=${CARGO_TARGET_DIR:-target}
+
+step "form"
+cargo fmt --check
+if [[ -f fuzz/Cargo.toml ]]; then cargo fmt --check --manifest-path fuzz/Cargo.toml; fi
+
+step "clippy, all targets and features; the library without any"
+cargo clippy --locked --all-targets --all-features -- -D warnings
+cargo clippy --locked --no-default-features -- -D warnings
+
+if command -v cargo-deny >/dev/null; then
+    step "dependencies: licenses, advisories, sources"
+    cargo deny check
+else
+    skip "cargo deny: cargo-deny is not installed"
+fi
+
+step "documents"
+RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --all-features
+
+step "tests with all features, doc tests among them"
+cargo test --locked --all-features
+
+step "tests without features"
+cargo test --locked --no-default-features --lib --tests
+
+step "interleavings (loom)"
+RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$target/loom" cargo test --locked --profile loom --test loom
+
+# The toolchain in use may be the promised one already; then all of the above was built with it.
+msrv=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' Cargo.toml)
+if [[ $(rustc --version) == "rustc $msrv."* ]]; then
+    step "the promised toolchain, $msrv, is the one in use"
+elif has_toolchain "$msrv.0"; then
+    step "the promised toolchain, $msrv"
+    CARGO_TARGET_DIR="$target/msrv" cargo "+$msrv.0" check --locked --all-features
+else
+    skip "the promised toolchain: $msrv.0 is not installed"
+fi
+
+for platform in x86_64-pc-windows-gnu aarch64-apple-darwin; do
+    if has_target "$platform"; then
+        step "the library on $platform"
+        cargo check --locked --all-features --target "$platform"
+    else
+        skip "the library on $platform: the target is not installed"
+    fi
+done
+
+if [[ ! -f fuzz/Cargo.toml ]]; then
+    skip "fuzzing: there is no fuzz/"
+elif ! command -v cargo-fuzz >/dev/null || ! has_toolchain nightly; then
+    skip "fuzzing: needs cargo-fuzz and a nightly toolchain"
+else
+    for name in $(cargo +nightly fuzz list); do
+        step "fuzzing $name for ten seconds"
+        cargo +nightly fuzz run "$name" -- -max_total_time=10
+    done
+fi
+
+if [[ -e examples/paused_worker.rs || -e examples/paused_worker/main.rs ]]; then
+    step "the main job on a small input"
+    cargo run --locked --release --example paused_worker -- --jobs 40 --workers 4 --pauses 2
+else
+    skip "the main job: there is no example paused_worker"
+fi
+
+if compgen -G "benches/*.rs" >/dev/null; then
+    step "the benches compile"
+    cargo bench --locked --no-run
+else
+    skip "benches: there are none"
+fi
+
+printf '\n== everything that ran has passed\n'
+for what in "${skipped[@]}"; do printf '!! SKIPPED: %s\n' "$what"; done

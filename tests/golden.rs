@@ -1,0 +1,201 @@
+//! Directories written by each released version of the format, opened for ever.
+//!
+//! `tests/data/v<n>/<shape>.txt` spells out the files of one directory (see `dump/mod.rs`). They are written once, by
+//! the build that releases version n: `TIDEWALL_WRITE_GOLDEN=1 cargo test --features sim --test golden`. That must
+//! never be done again for a version that is out.
+
+mod dump;
+
+use std::path::Path;
+use tidewall::{Db, Error, KeyspaceOptions, OpId, Scope, Token, Tokens};
+
+#[cfg(feature = "sim")]
+use tidewall::{Options, OwnerId, storage::SimDisk};
+
+const ZEROS: [u8; 2000] = [0; 2000];
+
+fn token(number: u64) -> Token {
+    Token::new(number).unwrap()
+}
+
+fn key() -> KeyspaceOptions {
+    KeyspaceOptions::new()
+}
+
+fn prefix() -> KeyspaceOptions {
+    KeyspaceOptions::new().scope(Scope::Prefix(b'/'))
+}
+
+fn whole() -> KeyspaceOptions {
+    KeyspaceOptions::new().scope(Scope::Keyspace)
+}
+
+fn external() -> KeyspaceOptions {
+    KeyspaceOptions::new().tokens(Tokens::External).token_jump_cap(1000)
+}
+
+/// Calls `check` on a directory as it was written, and once more on what the first open made of it.
+fn open_twice(dump: &str, check: impl Fn(&Db)) {
+    let scratch = tempfile::tempdir().unwrap();
+    for (name, bytes) in dump::parse(dump) {
+        std::fs::write(scratch.path().join(name), bytes).unwrap();
+    }
+    read_only(scratch.path());
+    for _ in 0..2 {
+        let db = tidewall::Options::new().must_exist().open(scratch.path()).unwrap();
+        assert!(db.report().warnings.is_empty(), "{:?}", db.report().warnings);
+        check(&db);
+        db.close().unwrap();
+    }
+}
+
+/// A read-only open succeeds, and leaves every byte as it is.
+fn read_only(dir: &Path) {
+    let bytes = || {
+        let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.retain(|path| !path.ends_with("LOCK"));
+        files.sort();
+        files.into_iter().map(|path| (std::fs::read(&path).unwrap(), path)).collect::<Vec<_>>()
+    };
+    let before = bytes();
+    drop(tidewall::Options::new().read_only().open(dir).unwrap());
+    assert!(before == bytes(), "a read-only open changed the files");
+}
+
+#[test]
+fn v1_scopes_opens() {
+    open_twice(include_str!("data/v1/scopes.txt"), |db| {
+        let (keys, jobs, log) = (
+            db.keyspace("keys", key()).unwrap(),
+            db.keyspace("jobs", prefix()).unwrap(),
+            db.keyspace("log", whole()).unwrap(),
+        );
+        assert_eq!(keys.get(b"a").unwrap().as_deref(), Some(&b"1"[..]));
+        assert_eq!(keys.mark(b"a").unwrap().unwrap().get(), 1);
+        assert_eq!(jobs.iter().count(), 11);
+        assert_eq!(jobs.get(b"7/3").unwrap().as_deref(), Some(&ZEROS[..]));
+        assert_eq!(jobs.get(b"7/x").unwrap().unwrap().mark().get(), 2);
+        assert_eq!(jobs.mark(b"7/").unwrap().unwrap().get(), 3);
+        assert!(matches!(jobs.put(token(2), b"7/x", b"late"), Err(Error::Fenced { .. })));
+        assert!(matches!(log.put(token(3), b"x", b"late"), Err(Error::Fenced { .. })), "the floor");
+        assert_eq!(log.mark(b"").unwrap().unwrap().get(), 4);
+        assert_eq!(log.get(b"entry").unwrap().as_deref(), Some(&b"first"[..]));
+        let again = jobs.put_op(token(3), OpId::new(5), b"7/y", b"numbered");
+        assert!(matches!(again, Err(Error::Duplicate { .. })), "{again:?}");
+    });
+}
+
+#[test]
+fn v1_external_opens() {
+    open_twice(include_str!("data/v1/external.txt"), |db| {
+        let rows = db.keyspace("rows", external()).unwrap();
+        let keys: Vec<_> = rows.iter().map(|item| item.unwrap().0).collect();
+        assert_eq!(keys, [b"b", b"c"]);
+        assert_eq!(rows.mark(b"a").unwrap().unwrap().get(), 1_000_007, "a mark outlives its value");
+        assert!(matches!(rows.put(token(1_000_006), b"a", b"late"), Err(Error::Fenced { .. })));
+        assert!(matches!(rows.put(token(2_000_000), b"a", b"far"), Err(Error::TokenJump { .. })));
+        assert_eq!(rows.get(b"c").unwrap().unwrap().len(), 600);
+    });
+}
+
+#[test]
+fn v1_torn_opens_without_its_tail() {
+    open_twice(include_str!("data/v1/torn.txt"), |db| {
+        let rows = db.keyspace("rows", external()).unwrap();
+        assert_eq!(db.last_lsn().get(), 3);
+        assert_eq!(rows.get(b"a").unwrap().as_deref(), Some(&b"whole"[..]));
+        assert_eq!(rows.get(b"b").unwrap().as_deref(), Some(&b"whole"[..]));
+        assert_eq!(rows.get(b"c").unwrap(), None);
+        assert_eq!(rows.mark(b"c").unwrap(), None);
+    });
+}
+
+#[test]
+fn v1_closed_opens() {
+    open_twice(include_str!("data/v1/closed.txt"), |db| {
+        assert_eq!(db.report().cut_bytes, 0);
+        let jobs = db.keyspace("jobs", prefix()).unwrap();
+        assert_eq!(jobs.get(b"1/a").unwrap().as_deref(), Some(&b"kept"[..]));
+        assert!(jobs.get(b"1/b").unwrap().is_none());
+        let next = jobs.lease(b"2/").acquire().unwrap();
+        assert!(next.token().get() > 5000, "the counter was moved up: {:?}", next.token());
+    });
+}
+
+/// What is on the disk after `write`: while the store is open, as a killed process leaves it, unless
+/// `write` closes it.
+#[cfg(feature = "sim")]
+fn written(write: impl FnOnce(Db)) -> dump::Files {
+    let disk = SimDisk::new();
+    let options =
+        Options::new().storage(disk.clone()).deterministic(1).without_threads().segment_bytes(16 << 10);
+    let db = options.open("golden").unwrap();
+    let killed = db.clone();
+    write(db);
+    let left = disk.kill();
+    drop(killed);
+    let stored = left.file_names().into_iter().filter(|name| name != "LOCK");
+    stored.map(|name| (name.clone(), left.read_file(&name).unwrap())).collect()
+}
+
+#[cfg(feature = "sim")]
+#[test]
+fn golden_directories_are_written_once() {
+    let scopes = written(|db| {
+        let (keys, jobs, log) = (
+            db.keyspace("keys", key()).unwrap(),
+            db.keyspace("jobs", prefix()).unwrap(),
+            db.keyspace("log", whole()).unwrap(),
+        );
+        let a = keys.lease(b"a").owner(OwnerId::new(1)).acquire().unwrap();
+        keys.put(a.token(), b"a", b"1").unwrap();
+        let seven = jobs.lease(b"7/").owner(OwnerId::new(2)).acquire().unwrap();
+        for i in 0..9 {
+            jobs.put(seven.token(), format!("7/{i}").as_bytes(), &ZEROS).unwrap();
+        }
+        jobs.put(seven.token(), b"7/x", b"y").unwrap();
+        seven.release().unwrap();
+        let next = jobs.lease(b"7/").owner(OwnerId::new(3)).acquire().unwrap();
+        jobs.put_op(next.token(), OpId::new(5), b"7/y", b"numbered").unwrap();
+        let all = log.lease(b"").owner(OwnerId::new(4)).acquire().unwrap();
+        log.put(all.token(), b"entry", b"first").unwrap();
+        log.raise_all(all.token()).unwrap();
+    });
+    let external_tokens = written(|db| {
+        let rows = db.keyspace("rows", external()).unwrap();
+        for key in [b"a", b"b", b"c"] {
+            rows.put(token(1_000_000), key, b"first").unwrap();
+        }
+        rows.put(token(1_000_007), b"c", &ZEROS[..600]).unwrap();
+        rows.delete(token(1_000_007), b"a").unwrap();
+    });
+    let mut torn = written(|db| {
+        let rows = db.keyspace("rows", external()).unwrap();
+        for key in [b"a", b"b", b"c"] {
+            rows.put(token(7), key, b"whole").unwrap();
+        }
+    });
+    let segment = torn.get_mut("000001.seg").unwrap();
+    let end = segment.iter().rposition(|&byte| byte != 0).unwrap();
+    segment[end - 3..].fill(0);
+    let closed = written(|db| {
+        let jobs = db.keyspace("jobs", prefix()).unwrap();
+        let lease = jobs.lease(b"1/").owner(OwnerId::new(1)).acquire().unwrap();
+        jobs.put(lease.token(), b"1/a", b"kept").unwrap();
+        jobs.put(lease.token(), b"1/b", b"deleted").unwrap();
+        jobs.delete(lease.token(), b"1/b").unwrap();
+        db.advance_tokens(token(5000)).unwrap();
+        std::mem::forget(lease); // held when the store closes
+        db.close().unwrap();
+    });
+    let shapes = [("scopes", scopes), ("external", external_tokens), ("torn", torn), ("closed", closed)];
+    for (shape, files) in shapes {
+        let text = dump::write(&files);
+        dump::assert_same(&dump::parse(&text), &files);
+        if std::env::var_os("TIDEWALL_WRITE_GOLDEN").is_some() {
+            let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/v1");
+            std::fs::create_dir_all(&dir).unwrap();
+            std::fs::write(dir.join(format!("{shape}.txt")), text).unwrap();
+        }
+    }
+}
