@@ -5,7 +5,6 @@
 //! and that nobody gets in after it. Knows nothing of segments, and never waits.
 //!
 //! Read next: `log/segment.rs`, what is guarded; every interleaving is tried by `tests/loom.rs`.
-#![cfg_attr(not(test), expect(dead_code, reason = "compaction will retire segments, and nothing does yet"))]
 
 use crate::sync::{AtomicUsize, Ordering};
 
