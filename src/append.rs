@@ -181,6 +181,7 @@ impl Engine {
             }
             change.keyspace.admitted(fence.token.get());
         }
+        self.counters.writes.fetch_add(1, Ordering::Relaxed);
         // Upholds L5: a lease is over when the mark of its fence has passed its token.
         for (fence, view) in write.fences.iter().zip(views) {
             if fence.token.get() > view.state.mark {
@@ -219,6 +220,7 @@ impl Engine {
         keyspace.raise_floor(floor, lsn);
         keyspace.admitted(floor.token);
         tail.floors.push((keyspace.clone(), floor));
+        self.counters.writes.fetch_add(1, Ordering::Relaxed);
         if let Ok(token) = Token::new(floor.token) {
             self.leases.end_below(keyspace.id, token);
         }

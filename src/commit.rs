@@ -72,6 +72,9 @@ impl Engine {
             Ok(lsn) => (lsn, Ok(lsn)),
             Err(refused) => {
                 self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                if matches!(refused.error, Error::Duplicate { .. }) {
+                    self.counters.duplicates.fetch_add(1, Ordering::Relaxed);
+                }
                 (refused.rests_on, Err(refused.error))
             }
         };
