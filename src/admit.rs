@@ -131,10 +131,10 @@ impl Engine {
         } else {
             fence::check(fence.token, &view.state, floor, &rule)
         };
-        verdict.map_err(|refusal| self.refused(fence, view, refusal))
+        verdict.map_err(|refusal| self.refused(tail, fence, view, refusal))
     }
 
-    fn refused(&self, fence: &Fence<'_>, view: &FenceView, refusal: Refusal) -> Refused {
+    fn refused(&self, tail: &Tail, fence: &Fence<'_>, view: &FenceView, refusal: Refusal) -> Refused {
         let keyspace = fence.keyspace;
         let (own, floor) = (&view.state, keyspace.floor_appended());
         let token = fence.token;
@@ -154,7 +154,9 @@ impl Engine {
             Refusal::Jump => {
                 let rule = keyspace.rule();
                 let (highest, cap) = (Mark::from_number(rule.highest), rule.jump_cap.unwrap_or(u64::MAX));
-                Error::TokenJump { token, highest, cap }.into()
+                // Which op admitted the highest token is not remembered; it is among those appended.
+                let rests_on = Lsn::new(tail.next.get() - 1);
+                Refused { error: Error::TokenJump { token, highest, cap }, rests_on }
             }
         }
     }
