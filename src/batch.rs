@@ -107,6 +107,7 @@ impl Batch {
     pub fn expect(&mut self, keyspace: &Keyspace, key: &[u8], expect: Expect) -> Result<&mut Self> {
         check_key(key)?;
         self.check_store(keyspace)?;
+        check_batch_bytes(self.changes.len(), self.bytes.len() + key.len())?;
         let key = self.store(key);
         self.conditions.push(StoredCondition { keyspace: keyspace.state.clone(), key, expect });
         Ok(self)
