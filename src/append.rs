@@ -19,9 +19,9 @@ use crate::log::pool::{Need, Spare};
 use crate::log::scan::Table;
 use crate::log::segment::{Body, Segment, Segments};
 use crate::op::{Class, Kind, Links, Op};
-use crate::options::Scope;
+use crate::options::{MAX_SEGMENT_BYTES, Scope};
 use crate::sync::{Arc, Ordering};
-use crate::types::{Location, Lsn, SegmentId, Token};
+use crate::types::{Location, Lsn, MAX_BATCH_BYTES, SegmentId, Token};
 use crossbeam_epoch::Guard;
 
 /// The room that a frame needs in a segment: itself, its share of the key table, and the seal.
@@ -34,6 +34,17 @@ pub(crate) fn room(frame_bytes: usize, ops: usize) -> u32 {
 pub(crate) fn frame_bytes(ops: usize, payload: usize) -> usize {
     FRAME_HEADER_BYTES + ops * MAX_OVERHEAD + payload
 }
+
+/// What a batch of `ops` takes of a segment at most: its frame and its share of the key table.
+pub(crate) fn batch_bytes(ops: usize, payload: usize) -> usize {
+    frame_bytes(ops, payload) + ops * Table::ENTRY_BYTES as usize
+}
+
+/// The largest batch fits the largest segment, so no place in a segment is beyond what the index can name.
+const _: () = assert!(
+    MAX_BATCH_BYTES + (HEADER_BYTES + SEAL_BYTES as u32 + 2 * FRAME_ALIGN) as usize
+        <= MAX_SEGMENT_BYTES as usize
+);
 
 /// A frame being put together behind the last one.
 struct Frame<'t> {
