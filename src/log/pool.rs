@@ -126,10 +126,20 @@ impl Pool {
     }
 
     fn make(&self, list: &mut List, bytes: u32) -> Result<()> {
-        let id = free_id(list);
-        let file_name = name::segment(id);
         let life = self.entropy.u64()?;
-        let made = self.make_file(&file_name, bytes).and_then(|file| {
+        let mut id = free_id(list, list.block().next_segment);
+        let mut file_name = name::segment(id);
+        let file = loop {
+            match self.make_file(&file_name, bytes) {
+                // Opening removed what was this store's own: whose it is is not known, so it stays.
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                    id = free_id(list, id.0 + 1);
+                    file_name = name::segment(id);
+                }
+                made => break made,
+            }
+        };
+        let made = file.and_then(|file| {
             let listed = Listed { segment: id, bytes, life, origin: 0 };
             list.update(|block| {
                 block.next_segment = id.0 + 1;
@@ -152,11 +162,6 @@ impl Pool {
     }
 
     fn make_file(&self, file_name: &str, bytes: u32) -> io::Result<Arc<dyn File>> {
-        match self.storage.remove(file_name) {
-            Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => return Err(e),
-        }
         let file = self.storage.open(file_name, Access::Create)?;
         file.write_zeros(bytes as u64)?;
         file.sync_data()?;
@@ -182,9 +187,10 @@ impl Pool {
     }
 }
 
-/// The next id whose slot in the table of segments no listed segment holds.
-fn free_id(list: &List) -> SegmentId {
-    let mut id = list.block().next_segment;
+/// The next id, `from` the first that was never used, whose slot in the table of segments no listed
+/// segment holds.
+fn free_id(list: &List, from: u32) -> SegmentId {
+    let mut id = from;
     while list
         .block()
         .segments
