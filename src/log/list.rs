@@ -67,15 +67,25 @@ impl List {
         &self.block
     }
 
+    /// Only answers: is what is on the disk known?
+    ///
+    /// # Errors
+    /// An earlier write failed: either list may be found there, so nothing that one of them names may be
+    /// removed, and no further change is accepted.
+    pub fn check(&self) -> io::Result<()> {
+        match self.failed {
+            true => Err(io::Error::other("an earlier write of STORE failed")),
+            false => Ok(()),
+        }
+    }
+
     /// Makes a change durable, in both copies.
     ///
     /// # Errors
     /// The failure of the disk. `StorageFull` leaves the list as it was; after any other failure no
     /// further change is accepted.
     pub fn update(&mut self, change: impl FnOnce(&mut StoreBlock)) -> io::Result<()> {
-        if self.failed {
-            return Err(io::Error::other("an earlier write of STORE failed"));
-        }
+        self.check()?;
         let mut block = self.block.clone();
         change(&mut block);
         block.generation += 1;

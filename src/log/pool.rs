@@ -126,6 +126,7 @@ impl Pool {
     }
 
     fn make(&self, list: &mut List, bytes: u32) -> Result<()> {
+        list.check().map_err(|e| self.explain(e, bytes))?;
         let life = self.entropy.u64()?;
         let mut id = free_id(list, list.block().next_segment);
         let mut file_name = name::segment(id);
@@ -155,7 +156,9 @@ impl Pool {
             }
             Err(e) => {
                 // Not listed, so nothing rests on it; what cannot be removed now goes at the next open.
-                let _ = self.storage.remove(&file_name);
+                if list.check().is_ok() {
+                    let _ = self.storage.remove(&file_name);
+                }
                 Err(self.explain(e, bytes))
             }
         }
