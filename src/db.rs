@@ -92,6 +92,9 @@ impl Options {
             None => open_dir(dir.as_ref(), self.read_only || self.must_exist)?,
         };
         let name = storage.describe();
+        if self.read_only || self.must_exist {
+            check_exists(&*storage)?;
+        }
         let lock = take_lock(&*storage, &self)?;
         let access = if self.read_only { Access::Read } else { Access::Write };
         let (list, damage) = match List::load(storage.clone(), access)? {
@@ -295,14 +298,31 @@ fn take_lock(storage: &dyn Storage, options: &Options) -> Result<Option<Box<dyn 
     }
 }
 
-/// Begins a store in a directory that has none.
-fn create(storage: &Arc<dyn Storage>, options: &Options) -> Result<List> {
-    let dir = storage.describe();
-    let names = storage.list().map_err(|e| Error::io(format!("listing {dir}"), e))?;
-    // Without STORE nobody knows which marks there were. Segments without it are no new store.
+/// Whether there is a store, before so much as a lock file is made where there is none.
+fn check_exists(storage: &dyn Storage) -> Result<()> {
+    match storage.open(name::STORE, Access::Read) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            check_no_segments(storage)?;
+            Err(Error::io(format!("opening the store in {}", storage.describe()), e))
+        }
+        // Whatever else is the matter with it is found when it is read.
+        _ => Ok(()),
+    }
+}
+
+/// Without STORE nobody knows which marks there were: segments without it are no new store.
+fn check_no_segments(storage: &dyn Storage) -> Result<()> {
+    let names = storage.list().map_err(|e| Error::io(format!("listing {}", storage.describe()), e))?;
     if names.iter().any(|file| name::parse_segment(file).is_some()) {
         return Err(Error::corrupt(name::STORE, 0, "it is missing, and segments are there"));
     }
+    Ok(())
+}
+
+/// Begins a store in a directory that has none.
+fn create(storage: &Arc<dyn Storage>, options: &Options) -> Result<List> {
+    let dir = storage.describe();
+    check_no_segments(&**storage)?;
     if options.read_only || options.must_exist {
         return Err(Error::io(format!("opening the store in {dir}"), io::ErrorKind::NotFound.into()));
     }
