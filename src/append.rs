@@ -103,9 +103,30 @@ impl Engine {
         if self.pool.is_low() {
             self.pool_bell.ring();
         }
-        tail.retire_active();
+        self.retire_active(tail);
         tail.active = Some(self.activate(spare, tail.counter));
         true
+    }
+
+    /// The active segment makes way: the committer will seal it. One that was taken for a write which was
+    /// then refused holds no frame, and a seal without one would prove nothing: it is a spare again.
+    pub fn retire_active(&self, tail: &mut Tail) {
+        let Some(active) = tail.active.take() else { return };
+        if active.frames == 0 {
+            let file = active.segment.file.clone();
+            return self.pool.give_back(Spare { listed: active.listed, file });
+        }
+        tail.filled.push_back(Filled {
+            end: active.appender.end(),
+            segment: active.segment,
+            image: active.image,
+            listed: active.listed,
+            counter_before: active.counter,
+            counter: tail.counter,
+            table: active.table,
+            frames: active.frames,
+            last: Lsn::new(tail.next.get() - 1),
+        });
     }
 
     fn activate(&self, spare: Spare, counter: u64) -> Active {
@@ -361,23 +382,5 @@ impl Active {
     pub fn fits(&self, room: u32) -> bool {
         let used = self.appender.end() + self.table.len();
         used.saturating_add(room) <= self.appender.capacity()
-    }
-}
-
-impl Tail {
-    /// The active segment is full: the committer will seal it.
-    pub fn retire_active(&mut self) {
-        let Some(active) = self.active.take() else { return };
-        self.filled.push_back(Filled {
-            end: active.appender.end(),
-            segment: active.segment,
-            image: active.image,
-            listed: active.listed,
-            counter_before: active.counter,
-            counter: self.counter,
-            table: active.table,
-            frames: active.frames,
-            last: Lsn::new(self.next.get() - 1),
-        });
     }
 }

@@ -139,7 +139,9 @@ impl Engine {
             return Err(Poisoned);
         }
         let group = self.take_group();
-        if group.last == committer.durable {
+        // A segment may have been filled up for a write that was refused: no new frame, and yet it is to be
+        // sealed before the next one is begun.
+        if group.last == committer.durable && group.filled.is_empty() {
             return Ok(Due::default());
         }
         match self.write_group(committer, &group) {

@@ -483,7 +483,7 @@ impl Engine {
         let mut committer = self.committer.lock();
         let filled = {
             let mut tail = self.tail.lock();
-            tail.retire_active();
+            self.retire_active(&mut tail);
             tail.filled.pop_front()
         };
         let Some(filled) = filled else { return Ok(()) };

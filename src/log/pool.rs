@@ -84,6 +84,11 @@ impl Pool {
         Some(ready.remove(at))
     }
 
+    /// Takes back a spare in which nothing was written. Quick: called under the tail lock.
+    pub fn give_back(&self, spare: Spare) {
+        self.ready.lock().push(spare);
+    }
+
     /// Whether [`Pool::refill`] has something to do.
     pub fn is_low(&self) -> bool {
         self.ready.lock().len() <= RESERVE
