@@ -14,7 +14,7 @@ use crate::format::header::Listed;
 use crate::format::name;
 use crate::options::{MAX_SEGMENT_BYTES, Options};
 use crate::storage::{Access, File, Storage};
-use crate::sync::{Arc, AtomicU32, Mutex, Ordering};
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 use crate::types::SegmentId;
 use std::io;
 
@@ -57,20 +57,20 @@ pub(crate) struct Pool {
     ready: Mutex<Vec<Spare>>,
     fixed_bytes: Option<u32>,
     entropy: Entropy,
-    /// The size of the last spare made, for statistics.
-    bytes: AtomicU32,
+    /// Bytes of all listed segments, so that asking for them never waits for a segment in the making.
+    disk_bytes: AtomicU64,
 }
 
 impl Pool {
     pub fn new(storage: Arc<dyn Storage>, list: List, ready: Vec<Spare>, options: &Options) -> Self {
-        let bytes = ready.last().map_or(0, |spare| spare.listed.bytes);
+        let disk_bytes = AtomicU64::new(listed_bytes(&list));
         Pool {
             storage,
             list: Mutex::new(list),
             ready: Mutex::new(ready),
             fixed_bytes: options.segment_bytes,
             entropy: options.entropy.clone(),
-            bytes: AtomicU32::new(bytes),
+            disk_bytes,
         }
     }
 
@@ -125,8 +125,8 @@ impl Pool {
     /// Segments follow the size of the store, so that a small store is small.
     fn following_bytes(&self, list: &List) -> u32 {
         self.fixed_bytes.unwrap_or_else(|| {
-            let all: u64 = list.block().segments.iter().map(|listed| listed.bytes as u64).sum();
-            (all / 64).next_power_of_two().clamp(MIN_FOLLOWING_BYTES, MAX_SEGMENT_BYTES as u64) as u32
+            (listed_bytes(list) / 64).next_power_of_two().clamp(MIN_FOLLOWING_BYTES, MAX_SEGMENT_BYTES as u64)
+                as u32
         })
     }
 
@@ -155,7 +155,7 @@ impl Pool {
         });
         match made {
             Ok(spare) => {
-                self.bytes.store(bytes, Ordering::Relaxed);
+                self.disk_bytes.store(listed_bytes(list), Ordering::Relaxed);
                 self.ready.lock().push(spare);
                 Ok(())
             }
@@ -186,13 +186,20 @@ impl Pool {
 
     /// Changes the list, for everything but spares.
     pub fn update_list(&self, change: impl FnOnce(&mut crate::format::header::StoreBlock)) -> io::Result<()> {
-        self.list.lock().update(change)
+        let mut list = self.list.lock();
+        let updated = list.update(change);
+        self.disk_bytes.store(listed_bytes(&list), Ordering::Relaxed);
+        updated
     }
 
     /// Every byte the store takes on disk in segments.
     pub fn disk_bytes(&self) -> u64 {
-        self.list.lock().block().segments.iter().map(|listed| listed.bytes as u64).sum()
+        self.disk_bytes.load(Ordering::Relaxed)
     }
+}
+
+fn listed_bytes(list: &List) -> u64 {
+    list.block().segments.iter().map(|listed| listed.bytes as u64).sum()
 }
 
 /// The next id, `from` the first that was never used, whose slot in the table of segments no listed
