@@ -323,6 +323,11 @@ fn fill_headers(staging: &mut [u8], from: u32, cursor: &Cursor, durable: Lsn) ->
     previous
 }
 
+/// The length of a segment that is cut right behind its frames, its key table and its seal.
+pub(crate) fn sealed_short_bytes(end: u32, table: &[u8]) -> u32 {
+    end + table.len() as u32 + SEAL_BYTES as u32
+}
+
 /// The key table and the seal behind it.
 pub(crate) fn seal_bytes(
     salt: Salt,

@@ -4,7 +4,7 @@
 
 use crate::append::{frame_bytes, room};
 use crate::batch::Batch;
-use crate::commit::{Answer, SealAt};
+use crate::commit::{Answer, SealAt, sealed_short_bytes};
 use crate::engine::{Committer, Engine, KeyspaceState, Tail};
 use crate::error::{Error, Result};
 use crate::format::header::StoreBlock;
@@ -488,8 +488,12 @@ impl Engine {
         };
         let Some(filled) = filled else { return Ok(()) };
         let sealed = self.seal(&mut committer, &filled, SealAt::EndOfFrames).and_then(|()| {
-            let segment = filled.segment.id.0;
-            self.pool.update_list(|block| block.sealed_through = segment)
+            let segment = filled.segment.id;
+            let bytes = sealed_short_bytes(filled.end, filled.table.bytes());
+            self.pool.update_list(|block| {
+                block.sealed_through = segment.0;
+                block.set_bytes(segment, bytes);
+            })
         });
         sealed.map_err(|e| Error::io("sealing the last segment", e))
     }
