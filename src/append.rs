@@ -20,9 +20,9 @@ use crate::log::pool::{Need, Spare};
 use crate::log::scan::Table;
 use crate::log::segment::{Body, Segment, Segments};
 use crate::op::{Class, Kind, Links, Op};
-use crate::options::Scope;
+use crate::options::{MAX_SEGMENT_BYTES, Scope};
 use crate::sync::{Arc, Ordering};
-use crate::types::{Location, Lsn, SegmentId, Token};
+use crate::types::{Location, Lsn, MAX_BATCH_BYTES, SegmentId, Token};
 use crossbeam_epoch::Guard;
 
 /// The room that a frame needs in a segment: itself, its share of the key table, and the seal.
@@ -35,6 +35,17 @@ pub(crate) fn room(frame_bytes: usize, ops: usize) -> u32 {
 pub(crate) fn frame_bytes(ops: usize, payload: usize) -> usize {
     FRAME_HEADER_BYTES + ops * MAX_OVERHEAD + payload
 }
+
+/// What a batch of `ops` takes of a segment at most: its frame and its share of the key table.
+pub(crate) fn batch_bytes(ops: usize, payload: usize) -> usize {
+    frame_bytes(ops, payload) + ops * Table::ENTRY_BYTES as usize
+}
+
+/// The largest batch fits the largest segment, so no place in a segment is beyond what the index can name.
+const _: () = assert!(
+    MAX_BATCH_BYTES + (HEADER_BYTES + SEAL_BYTES as u32 + 2 * FRAME_ALIGN) as usize
+        <= MAX_SEGMENT_BYTES as usize
+);
 
 /// A frame being put together behind the last one.
 struct Frame<'t> {
@@ -98,14 +109,13 @@ impl Engine {
         true
     }
 
-    /// The active segment is full: the committer will seal it.
+    /// The active segment makes way: the committer will seal it. One that was taken for a write which was
+    /// then refused holds no frame, and a seal without one would prove nothing: it is a spare again.
     pub fn retire_active(&self, tail: &mut Tail) {
         let Some(active) = tail.active.take() else { return };
         if active.frames == 0 {
-            // Reserved for a write that was then refused: nothing of it is on the disk, so there is nothing
-            // to seal. Two segments that begin at one lsn would have no order.
-            self.pool.put_back(Spare { listed: active.listed, file: active.segment.file.clone() });
-            return;
+            let file = active.segment.file.clone();
+            return self.pool.give_back(Spare { listed: active.listed, file });
         }
         tail.filled.push_back(Filled {
             end: active.appender.end(),
@@ -182,7 +192,6 @@ impl Engine {
         frame.finish();
         self.close_frame(tail);
         self.point_write(tail, work, write, lsn);
-        self.counters.writes.fetch_add(1, Ordering::Relaxed);
         Ok(lsn)
     }
 
@@ -217,6 +226,7 @@ impl Engine {
             }
             change.keyspace.admitted(fence.token.get());
         }
+        self.counters.writes.fetch_add(1, Ordering::Relaxed);
         // Upholds L5: a lease is over when the mark of its fence has passed its token.
         for (fence, view) in write.fences.iter().zip(&work.views) {
             if fence.token.get() > view.state.mark {
@@ -252,10 +262,10 @@ impl Engine {
             links: Links::default(),
         };
         let (lsn, _) = self.append_op(tail, &op);
-        self.counters.writes.fetch_add(1, Ordering::Relaxed);
         keyspace.raise_floor(floor, lsn);
         keyspace.admitted(floor.token);
         tail.floors.push((keyspace.clone(), floor));
+        self.counters.writes.fetch_add(1, Ordering::Relaxed);
         if let Ok(token) = Token::new(floor.token) {
             self.leases.end_below(keyspace.id, token);
         }

@@ -6,7 +6,7 @@
 //! Read next: `keyspace.rs`, where single changes come from.
 
 use crate::admit::{Change, ChangeKind, Condition, Expect, Fence, Write};
-use crate::append::frame_bytes;
+use crate::append::{batch_bytes, frame_bytes};
 use crate::commit::Answer;
 use crate::db::{Commit, Shared};
 use crate::engine::KeyspaceState;
@@ -107,6 +107,7 @@ impl Batch {
     pub fn expect(&mut self, keyspace: &Keyspace, key: &[u8], expect: Expect) -> Result<&mut Self> {
         check_key(key)?;
         self.check_store(keyspace)?;
+        check_batch_bytes(self.changes.len(), self.bytes.len() + key.len())?;
         let key = self.store(key);
         self.conditions.push(StoredCondition { keyspace: keyspace.state.clone(), key, expect });
         Ok(self)
@@ -273,9 +274,9 @@ pub(crate) fn large_checksum(value: &[u8]) -> Option<u32> {
     (value.len() > INLINE_VALUE_BYTES).then(|| crc32fast::hash(value))
 }
 
-/// What a batch may hold, bookkeeping included.
+/// What a batch may hold, bookkeeping included; answers the bytes of its frame.
 pub(crate) fn check_batch_bytes(changes: usize, payload: usize) -> Result<usize> {
-    let size = frame_bytes(changes, payload);
+    let size = batch_bytes(changes, payload);
     if size > MAX_BATCH_BYTES {
         return Err(Error::TooLarge {
             what: "a batch (or value, with its bookkeeping)",
@@ -283,5 +284,5 @@ pub(crate) fn check_batch_bytes(changes: usize, payload: usize) -> Result<usize>
             limit: MAX_BATCH_BYTES,
         });
     }
-    Ok(size)
+    Ok(frame_bytes(changes, payload))
 }

@@ -149,7 +149,8 @@ impl Engine {
             return Err(Poisoned);
         }
         let group = self.take_group();
-        // A full segment is sealed even if no frame came after it: a write that made room may be refused.
+        // A segment may have been filled up for a write that was refused: no new frame, and yet it is to be
+        // sealed before the next one is begun.
         if group.last == committer.durable && group.filled.is_empty() {
             return Ok(Due::default());
         }
@@ -334,6 +335,11 @@ fn fill_headers(staging: &mut [u8], from: u32, cursor: &Cursor, durable: Lsn) ->
         at = frame_end(at as u32, body_len) as usize;
     }
     previous
+}
+
+/// The length of a segment that is cut right behind its frames, its key table and its seal.
+pub(crate) fn sealed_short_bytes(end: u32, table: &[u8]) -> u32 {
+    end + table.len() as u32 + SEAL_BYTES as u32
 }
 
 /// The key table and the seal behind it.

@@ -4,7 +4,7 @@
 
 use crate::append::{frame_bytes, room};
 use crate::batch::Batch;
-use crate::commit::{Answer, SealAt};
+use crate::commit::{Answer, SealAt, sealed_short_bytes};
 use crate::engine::{Committer, Engine, KeyspaceState, PoisonOnPanic, Tail, Work};
 use crate::error::{Error, Result};
 use crate::format::header::StoreBlock;
@@ -92,6 +92,9 @@ impl Options {
             None => open_dir(dir.as_ref(), self.read_only || self.must_exist)?,
         };
         let name = storage.describe();
+        if self.read_only || self.must_exist {
+            check_exists(&*storage)?;
+        }
         let lock = take_lock(&*storage, &self)?;
         let access = if self.read_only { Access::Read } else { Access::Write };
         let (list, damage) = match List::load(storage.clone(), access)? {
@@ -296,14 +299,31 @@ fn take_lock(storage: &dyn Storage, options: &Options) -> Result<Option<Box<dyn 
     }
 }
 
-/// Begins a store in a directory that has none.
-fn create(storage: &Arc<dyn Storage>, options: &Options) -> Result<List> {
-    let dir = storage.describe();
-    let names = storage.list().map_err(|e| Error::io(format!("listing {dir}"), e))?;
-    // Without STORE nobody knows which marks there were. Segments without it are no new store.
+/// Whether there is a store, before so much as a lock file is made where there is none.
+fn check_exists(storage: &dyn Storage) -> Result<()> {
+    match storage.open(name::STORE, Access::Read) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            check_no_segments(storage)?;
+            Err(Error::io(format!("opening the store in {}", storage.describe()), e))
+        }
+        // Whatever else is the matter with it is found when it is read.
+        _ => Ok(()),
+    }
+}
+
+/// Without STORE nobody knows which marks there were: segments without it are no new store.
+fn check_no_segments(storage: &dyn Storage) -> Result<()> {
+    let names = storage.list().map_err(|e| Error::io(format!("listing {}", storage.describe()), e))?;
     if names.iter().any(|file| name::parse_segment(file).is_some()) {
         return Err(Error::corrupt(name::STORE, 0, "it is missing, and segments are there"));
     }
+    Ok(())
+}
+
+/// Begins a store in a directory that has none.
+fn create(storage: &Arc<dyn Storage>, options: &Options) -> Result<List> {
+    let dir = storage.describe();
+    check_no_segments(&**storage)?;
     if options.read_only || options.must_exist {
         return Err(Error::io(format!("opening the store in {dir}"), io::ErrorKind::NotFound.into()));
     }
@@ -469,12 +489,16 @@ impl Engine {
             self.retire_active(&mut tail);
             tail.filled.pop_front()
         };
+        let mut short = None;
         let sealed = match filled {
-            Some(filled) => self.seal(&mut committer, &filled, SealAt::EndOfFrames),
+            Some(filled) => {
+                short = Some(sealed_short_bytes(filled.end, filled.table.bytes()));
+                self.seal(&mut committer, &filled, SealAt::EndOfFrames)
+            }
             None => Ok(()),
         };
         // Also when the last frame filled its segment: its seal is as good as one made here.
-        let sealed = sealed.and_then(|()| self.pool.note_sealed(committer.before.segment));
+        let sealed = sealed.and_then(|()| self.pool.note_sealed(committer.before.segment, short));
         sealed.map_err(|e| Error::io("sealing the last segment", e))
     }
 }

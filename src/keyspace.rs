@@ -3,7 +3,7 @@
 //! Read next: `guard.rs`, where tokens come from.
 
 use crate::admit::{Change, ChangeKind, Condition, Expect, Fence, Refused, Write};
-use crate::append::{frame_bytes, room};
+use crate::append::{batch_bytes, frame_bytes, room};
 use crate::batch::{check_batch_bytes, large_checksum};
 use crate::commit::Answer;
 use crate::db::{Commit, Shared};
@@ -389,10 +389,11 @@ impl Keyspace {
             let step = engine.with_room(needed, Need::Privileged, |tail| {
                 let found = self.present_keys(prefix, limit)?;
                 if all && found.more {
-                    let size = found.bytes;
+                    // At least: counting stopped at the first key too many.
+                    let size = MAX_BATCH_BYTES + 1;
                     return Err(Error::TooLarge { what: "a batch of deletes", size, limit: MAX_BATCH_BYTES });
                 }
-                let room = room(found.bytes, found.keys.len());
+                let room = room(found.frame_bytes(), found.keys.len());
                 if !tail.active.as_ref().is_some_and(|active| active.fits(room)) {
                     return Ok(Step::NeedsRoom(room));
                 }
@@ -411,7 +412,7 @@ impl Keyspace {
     /// Under the tail lock.
     fn present_keys(&self, prefix: &[u8], limit: usize) -> Result<Present> {
         let engine = &self.shared.engine;
-        let mut found = Present { keys: Vec::new(), bytes: frame_bytes(0, 0), more: false };
+        let mut found = Present { keys: Vec::new(), payload: 0, more: false };
         let mut failed = None;
         let to = prefix_end(prefix);
         self.state.keys.for_each_in(Bound::Included(prefix), to.as_ref().map(Vec::as_slice), |key| {
@@ -425,12 +426,12 @@ impl Keyspace {
                     return ControlFlow::Break(());
                 }
             }
-            let bytes = found.bytes + frame_bytes(1, key.len()) - frame_bytes(0, 0);
-            if found.keys.len() == limit || bytes > MAX_BATCH_BYTES {
+            let (keys, payload) = (found.keys.len() + 1, found.payload + key.len());
+            if found.keys.len() == limit || batch_bytes(keys, payload) > MAX_BATCH_BYTES {
                 found.more = true;
                 return ControlFlow::Break(());
             }
-            found.bytes = bytes;
+            found.payload = payload;
             found.keys.push(key.to_vec());
             ControlFlow::Continue(())
         });
@@ -462,8 +463,8 @@ impl Keyspace {
                 fence: fences.len() - 1,
             });
         }
-        let write =
-            Write { changes: &changes, fences: &fences, conditions: &[], op: None, bytes: found.bytes };
+        let bytes = found.frame_bytes();
+        let write = Write { changes: &changes, fences: &fences, conditions: &[], op: None, bytes };
         let judged = if changes.is_empty() { Ok(tail.last()) } else { engine.judge_and_append(tail, &write) };
         // Also a refusal rests on which keys are there, and so on all that was appended before.
         let last = tail.last();
@@ -475,8 +476,15 @@ impl Keyspace {
 /// Keys found present for a delete.
 struct Present {
     keys: Vec<Vec<u8>>,
-    bytes: usize,
+    /// Bytes of all keys together.
+    payload: usize,
     more: bool,
+}
+
+impl Present {
+    fn frame_bytes(&self) -> usize {
+        frame_bytes(self.keys.len(), self.payload)
+    }
 }
 
 enum Step {

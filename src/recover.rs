@@ -7,7 +7,7 @@
 //! Nothing is written before everything was read and found sound. Read next: `log/scan.rs`, which tells
 //! a torn tail from damage.
 
-use crate::commit::seal_bytes;
+use crate::commit::{seal_bytes, sealed_short_bytes};
 use crate::error::{Error, Result};
 use crate::format::header::{End, Listed, SEAL_BYTES, Seal, SegmentHeader, StoreBlock};
 use crate::format::salt::Salt;
@@ -21,7 +21,7 @@ use crate::options::{Options, Progress};
 use crate::replay::Replay;
 use crate::storage::{Access, File, Mapping, Storage};
 use crate::sync::Arc;
-use crate::types::Lsn;
+use crate::types::{Lsn, SegmentId};
 use std::io;
 
 /// What opening found, beside the data: handed out by [`Db::report`](crate::Db::report).
@@ -99,8 +99,8 @@ pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &Options, list: List)
     let mut recovered = Recovered { list, replay, spares, before, next: before.lsn.next(), report };
     if !options.read_only {
         let newest = begun.last().zip(newest.as_ref().filter(|newest| newest.scanned.frames > 0));
-        adopt(&recovered, newest)?;
-        begin_incarnation(&**storage, &mut recovered, options)?;
+        let adopted = adopt(&recovered, newest)?;
+        begin_incarnation(&**storage, &mut recovered, adopted, options)?;
     }
     recovered.replay.settle(options.read_mode)?;
     Ok(recovered)
@@ -227,7 +227,7 @@ fn check_chain(block: &StoreBlock, begun: &[Begun]) -> Result<()> {
             .iter()
             .any(|segment| segment.listed.segment.0 == block.sealed_through && segment.seal.is_some())
     {
-        let file = name::segment(crate::types::SegmentId(block.sealed_through));
+        let file = name::segment(SegmentId(block.sealed_through));
         return Err(Error::corrupt(
             file,
             0,
@@ -346,9 +346,9 @@ fn table_of(segment: &Begun, report: &mut OpenReport) -> Result<(End, Table, u64
 }
 
 /// Makes the newest segment's frames durable for certain (after a failed sync the cache may hold what
-/// the disk does not), seals it where they end, and cuts it there. Upholds R1 and R4.
-fn adopt(recovered: &Recovered, newest: Option<(&Begun, &Newest)>) -> Result<()> {
-    let Some((segment, Newest { bytes, scanned })) = newest else { return Ok(()) };
+/// the disk does not), seals it where they end, and cuts it there; answers its length. Upholds R1 and R4.
+fn adopt(recovered: &Recovered, newest: Option<(&Begun, &Newest)>) -> Result<Option<(SegmentId, u32)>> {
+    let Some((segment, Newest { bytes, scanned })) = newest else { return Ok(None) };
     let failed = |e| segment.failed(e);
     let (header, _) = segment.header.encode(segment.salt);
     segment.file.write_all_at(&header, 0).map_err(failed)?;
@@ -357,8 +357,8 @@ fn adopt(recovered: &Recovered, newest: Option<(&Begun, &Newest)>) -> Result<()>
     // The seal proves the frames: never the one without the others.
     segment.file.sync_data().map_err(failed)?;
     let table = scanned.table.bytes();
-    let len = scanned.end as usize + table.len() + SEAL_BYTES;
-    if len > segment.listed.bytes as usize {
+    let len = sealed_short_bytes(scanned.end, table);
+    if len > segment.listed.bytes {
         let file = name::segment(segment.listed.segment);
         return Err(Error::corrupt(file, scanned.end as u64, "the frames leave no room for the seal"));
     }
@@ -368,12 +368,17 @@ fn adopt(recovered: &Recovered, newest: Option<(&Begun, &Newest)>) -> Result<()>
     segment.file.sync_data().map_err(failed)?;
     segment.file.set_len(len as u64).map_err(failed)?;
     segment.file.sync_data().map_err(failed)?;
-    Ok(())
+    Ok(Some((segment.listed.segment, len)))
 }
 
 /// Draws a new incarnation, gives every empty segment a new life (so that no frame of an earlier one
 /// can ever be glued on), and removes what was made and never listed.
-fn begin_incarnation(storage: &dyn Storage, recovered: &mut Recovered, options: &Options) -> Result<()> {
+fn begin_incarnation(
+    storage: &dyn Storage,
+    recovered: &mut Recovered,
+    adopted: Option<(SegmentId, u32)>,
+    options: &Options,
+) -> Result<()> {
     let incarnation = options.entropy.u64()?;
     for spare in &mut recovered.spares {
         spare.listed.life = options.entropy.u64()?;
@@ -386,6 +391,9 @@ fn begin_incarnation(storage: &dyn Storage, recovered: &mut Recovered, options: 
             block.incarnation_before = block.incarnation;
             block.incarnation = incarnation;
             block.sealed_through = sealed;
+            if let Some((segment, bytes)) = adopted {
+                block.set_bytes(segment, bytes);
+            }
             for listed in &mut block.segments {
                 if let Some(spare) = spares.iter().find(|spare| spare.listed.segment == listed.segment) {
                     *listed = spare.listed;

@@ -307,6 +307,13 @@ impl StoreBlock {
         })
     }
 
+    /// A listed segment was cut to so many bytes, durably.
+    pub fn set_bytes(&mut self, segment: SegmentId, bytes: u32) {
+        for listed in self.segments.iter_mut().filter(|listed| listed.segment == segment) {
+            listed.bytes = bytes;
+        }
+    }
+
     /// The id under which the checksums of a listed segment were made.
     pub fn origin_id(&self, listed: &Listed) -> Option<&[u8; 16]> {
         match listed.origin {

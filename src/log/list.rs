@@ -67,12 +67,16 @@ impl List {
         &self.block
     }
 
-    /// Whether what is on the disk is known.
+    /// Only answers: is what is on the disk known?
     ///
     /// # Errors
-    /// An earlier change failed on its way: it may be there or not, until the next open.
+    /// An earlier write failed: either list may be found there, so nothing that one of them names may be
+    /// removed, and no further change is accepted.
     pub fn check(&self) -> io::Result<()> {
-        if self.failed { Err(io::Error::other("an earlier write of STORE failed")) } else { Ok(()) }
+        match self.failed {
+            true => Err(io::Error::other("an earlier write of STORE failed")),
+            false => Ok(()),
+        }
     }
 
     /// Makes a change durable, in both copies.

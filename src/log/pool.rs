@@ -14,7 +14,7 @@ use crate::format::header::Listed;
 use crate::format::name;
 use crate::options::{MAX_SEGMENT_BYTES, Options};
 use crate::storage::{Access, File, Storage};
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 use crate::types::SegmentId;
 use std::io;
 
@@ -57,16 +57,20 @@ pub(crate) struct Pool {
     ready: Mutex<Vec<Spare>>,
     fixed_bytes: Option<u32>,
     entropy: Entropy,
+    /// Bytes of all listed segments, so that asking for them never waits for a segment in the making.
+    disk_bytes: AtomicU64,
 }
 
 impl Pool {
     pub fn new(storage: Arc<dyn Storage>, list: List, ready: Vec<Spare>, options: &Options) -> Self {
+        let disk_bytes = AtomicU64::new(listed_bytes(&list));
         Pool {
             storage,
             list: Mutex::new(list),
             ready: Mutex::new(ready),
             fixed_bytes: options.segment_bytes,
             entropy: options.entropy.clone(),
+            disk_bytes,
         }
     }
 
@@ -80,8 +84,8 @@ impl Pool {
         Some(ready.remove(at))
     }
 
-    /// Takes a spare back of which nothing was written.
-    pub fn put_back(&self, spare: Spare) {
+    /// Takes back a spare in which nothing was written. Quick: called under the tail lock.
+    pub fn give_back(&self, spare: Spare) {
         self.ready.lock().push(spare);
     }
 
@@ -121,40 +125,40 @@ impl Pool {
     /// Segments follow the size of the store, so that a small store is small.
     fn following_bytes(&self, list: &List) -> u32 {
         self.fixed_bytes.unwrap_or_else(|| {
-            let all: u64 = list.block().segments.iter().map(|listed| listed.bytes as u64).sum();
-            (all / 64).next_power_of_two().clamp(MIN_FOLLOWING_BYTES, MAX_SEGMENT_BYTES as u64) as u32
+            (listed_bytes(list) / 64).next_power_of_two().clamp(MIN_FOLLOWING_BYTES, MAX_SEGMENT_BYTES as u64)
+                as u32
         })
     }
 
     fn make(&self, list: &mut List, bytes: u32) -> Result<()> {
         list.check().map_err(|e| self.explain(e, bytes))?;
-        let id = free_id(list);
-        let listed = Listed { segment: id, bytes, life: self.entropy.u64()?, origin: 0 };
-        let file_name = name::segment(id);
-        let file = match self.make_file(&file_name, bytes) {
-            Ok(file) => file,
-            Err(e) => {
-                // Never listed, so nothing rests on it; what cannot be removed now goes at the next open.
-                let _ = self.storage.remove(&file_name);
-                return Err(self.explain(e, bytes));
+        let life = self.entropy.u64()?;
+        let mut id = free_id(list, list.block().next_segment);
+        let file = loop {
+            match self.make_file(&name::segment(id), bytes) {
+                Ok(file) => break file,
+                // Opening removed what was this store's own: whose it is is not known, so it stays.
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => id = free_id(list, id.0 + 1),
+                Err(e) => {
+                    // Never listed, so nothing rests on it; what cannot be removed now goes at the next open.
+                    let _ = self.storage.remove(&name::segment(id));
+                    return Err(self.explain(e, bytes));
+                }
             }
         };
+        let listed = Listed { segment: id, bytes, life, origin: 0 };
         let update = list.update(|block| {
             block.next_segment = id.0 + 1;
             block.segments.push(listed);
         });
         // After a failure the list may name it all the same: the file stays.
         update.map_err(|e| self.explain(e, bytes))?;
+        self.disk_bytes.store(listed_bytes(list), Ordering::Relaxed);
         self.ready.lock().push(Spare { listed, file });
         Ok(())
     }
 
     fn make_file(&self, file_name: &str, bytes: u32) -> io::Result<Arc<dyn File>> {
-        match self.storage.remove(file_name) {
-            Ok(()) => {}
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => return Err(e),
-        }
         let file = self.storage.open(file_name, Access::Create)?;
         file.write_zeros(bytes as u64)?;
         file.sync_data()?;
@@ -169,24 +173,37 @@ impl Pool {
         Error::io(format!("preparing a segment in {}", self.storage.describe()), e)
     }
 
-    /// Writes into the list that the log is sealed through `segment`, unless it says so.
-    pub fn note_sealed(&self, segment: u32) -> io::Result<()> {
+    /// Writes into the list that the log is sealed through `segment`, unless it says so; and, where it was
+    /// sealed short, the length it was cut to.
+    pub fn note_sealed(&self, segment: u32, short: Option<u32>) -> io::Result<()> {
         let mut list = self.list.lock();
         if list.block().sealed_through == segment {
             return Ok(());
         }
-        list.update(|block| block.sealed_through = segment)
+        list.update(|block| {
+            block.sealed_through = segment;
+            if let Some(bytes) = short {
+                block.set_bytes(SegmentId(segment), bytes);
+            }
+        })?;
+        self.disk_bytes.store(listed_bytes(&list), Ordering::Relaxed);
+        Ok(())
     }
 
     /// Every byte the store takes on disk in segments.
     pub fn disk_bytes(&self) -> u64 {
-        self.list.lock().block().segments.iter().map(|listed| listed.bytes as u64).sum()
+        self.disk_bytes.load(Ordering::Relaxed)
     }
 }
 
-/// The next id whose slot in the table of segments no listed segment holds.
-fn free_id(list: &List) -> SegmentId {
-    let mut id = list.block().next_segment;
+fn listed_bytes(list: &List) -> u64 {
+    list.block().segments.iter().map(|listed| listed.bytes as u64).sum()
+}
+
+/// The next id, `from` the first that was never used, whose slot in the table of segments no listed
+/// segment holds.
+fn free_id(list: &List, from: u32) -> SegmentId {
+    let mut id = from;
     while list
         .block()
         .segments

@@ -1,0 +1,352 @@
+//! D1–D5 and R1–R4: what an answer means, and what is there afterwards.
+
+use crate::store::{Sim, op, secs, text, token};
+use tidewall::storage::{CallKind, Crash, Fault, SimDisk, SyncFailure};
+use tidewall::*;
+
+fn rows(db: &Db) -> Keyspace {
+    db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap()
+}
+
+fn jobs(db: &Db) -> Keyspace {
+    db.keyspace("jobs", KeyspaceOptions::new()).unwrap()
+}
+
+const POLICIES: [Crash; 9] = [
+    Crash::None,
+    Crash::All,
+    Crash::Subset { percent: 50 },
+    Crash::Prefix,
+    Crash::Suffix,
+    Crash::Reverse,
+    Crash::OneMissing,
+    Crash::OnePresent,
+    Crash::Torn { bytes: true },
+];
+
+#[test]
+fn d1_r1_what_was_acknowledged_survives_every_kind_of_power_cut() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let rows_ = rows(&db);
+    for n in 0..100u64 {
+        rows_.put(token(n + 1), &n.to_be_bytes(), &vec![n as u8; 50 * (n as usize % 30)]).unwrap();
+        rows_.delete(token(n + 1), &(n / 2).to_be_bytes()).unwrap();
+        let unacknowledged = rows_.submit_put(token(n + 1), b"extra", &n.to_be_bytes()).unwrap();
+        for policy in POLICIES {
+            let after = Sim::on(sim.disk.crash(policy, n));
+            let db = after.options().deterministic(1_000 + n).open("sim").unwrap();
+            let rows = rows(&db);
+            let expected = (n / 2 + 1..=n).map(u64::to_be_bytes);
+            let found = rows.range(..b"extra".to_vec()).map(|item| item.unwrap().0);
+            assert!(found.eq(expected.map(|key| key.to_vec())), "{policy:?} after {n}");
+            assert!(rows.mark(&n.to_be_bytes()).unwrap().unwrap().get() == n + 1);
+        }
+        unacknowledged.wait().unwrap();
+    }
+}
+
+#[test]
+fn d2_of_a_batch_cut_off_by_the_power_everything_is_there_or_nothing() {
+    for policy in POLICIES {
+        for seed in 0..40 {
+            let sim = Sim::new();
+            let db = sim.open();
+            let ks = rows(&db);
+            ks.put(token(1), b"before", b"x").unwrap();
+            let mut batch = db.batch();
+            for n in 0..20u8 {
+                batch.put(&ks, token(2), &[n], &[n; 300]).unwrap();
+            }
+            // The power goes at some call of the commit.
+            sim.disk.stop_at(sim.disk.calls() + seed % 2);
+            assert_err!(batch.commit(), Error::Indeterminate { .. });
+            let after = Sim::on(sim.disk.crash(policy, seed));
+            let db = after.options().deterministic(99).open("sim").unwrap();
+            let ks = rows(&db);
+            let found = ks.iter().count();
+            assert!(found == 1 || found == 21, "{found} with {policy:?} and seed {seed}");
+            assert_eq!(ks.mark(&[7]).unwrap().is_some(), found == 21);
+        }
+    }
+}
+
+#[test]
+fn d3_what_is_not_durable_is_not_seen() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    let first = ks.submit_put(token(3), b"a", b"1").unwrap();
+    assert!(!first.is_done());
+    let view = db.snapshot();
+    assert_eq!((ks.get(b"a").unwrap(), ks.mark(b"a").unwrap(), ks.iter().count()), (None, None, 0));
+    let second = ks.submit_put(token(4), b"a", b"2").unwrap();
+    let (first, second) = (first.wait().unwrap(), second.wait().unwrap());
+    assert!(first < second);
+    assert_eq!(text(ks.get(b"a").unwrap()).as_deref(), Some("2"));
+    assert_eq!(view.get(&ks, b"a").unwrap(), None);
+}
+
+/// D4: each refusal is given only when what it rests on is on the disk, so a power cut right behind it
+/// cannot take its ground away.
+#[test]
+fn d4_a_refusal_stands_on_what_survives_a_power_cut() {
+    type Refused = fn(&Db, &Keyspace) -> Error;
+    let refusals: [(Refused, &str); 6] = [
+        (|_, ks| ks.put(token(4), b"a", b"x").unwrap_err(), "Fenced"),
+        (|_, ks| ks.raise(token(4), b"a").unwrap_err(), "Fenced"),
+        (|_, ks| ks.put_if(token(5), b"a", b"x", Expect::Absent).unwrap_err(), "Conflict"),
+        (|_, ks| ks.put_op(token(5), op(7), b"a", b"x").unwrap_err(), "Duplicate"),
+        (|_, ks| ks.delete_op(token(5), op(6), b"a").unwrap_err(), "StaleOp"),
+        (|_, ks| ks.put(token(500), b"b", b"x").unwrap_err(), "TokenJump"),
+    ];
+    for (refused, name) in refusals {
+        let mut sim = Sim::new();
+        let options = KeyspaceOptions::new().tokens(Tokens::External).token_jump_cap(100);
+        let db = sim.open();
+        let ks = db.keyspace("k", options).unwrap();
+        let mut batch = db.batch();
+        batch.put(&ks, token(5), b"a", b"1").unwrap().op(op(7));
+        let submitted = batch.submit().unwrap();
+        let error = refused(&db, &ks);
+        assert!(format!("{error:?}").starts_with(name), "{error:?}");
+        let after = sim.power_cut();
+        let ks = after.keyspace("k", options).unwrap();
+        let again = refused(&after, &ks);
+        assert!(format!("{again:?}").starts_with(name), "{name} before, and after a power cut {again:?}");
+        drop(submitted);
+    }
+}
+
+#[test]
+fn d4_an_answer_whose_ground_was_lost_is_indeterminate_and_not_a_refusal() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    ks.put(token(1), b"a", b"1").unwrap();
+    let submitted = ks.submit_put(token(5), b"a", b"2").unwrap();
+    sim.disk.fail(Fault::new(CallKind::SyncData, std::io::ErrorKind::Other));
+    let error = ks.put(token(4), b"a", b"late").unwrap_err();
+    assert_eq!(error.outcome(), Outcome::Unknown);
+    assert_err!(Err::<(), _>(error), Error::Indeterminate { .. });
+    assert_err!(submitted.wait(), Error::Indeterminate { .. });
+    assert_eq!(sim.disk.faults_fired(), 1);
+}
+
+/// D5, and turso 2091, redb 299: the marks of what was acknowledged stand, whatever the failed sync left.
+#[test]
+fn d5_after_a_failed_sync_nothing_is_acknowledged_until_the_store_is_reopened() {
+    for failure in [SyncFailure::KeepNew, SyncFailure::RevertOld, SyncFailure::KeepPart { seed: 3 }] {
+        let sim = Sim::new();
+        let db = sim.open();
+        let (ks, jobs_) = (rows(&db), jobs(&db));
+        let lease = jobs_.lease(b"j").ttl(secs(10)).acquire().unwrap();
+        ks.put(token(5), b"a", b"durable").unwrap();
+        let pending = ks.submit_put(token(6), b"b", b"pending").unwrap();
+        sim.disk.set_sync_failure(failure);
+        sim.disk.fail(Fault::errno(CallKind::SyncData, 5));
+        assert_err!(ks.put(token(6), b"a", b"lost?"), Error::Indeterminate { .. });
+        assert_err!(pending.wait(), Error::Indeterminate { .. });
+        assert!(matches!(db.health(), Health::Poisoned(cause) if cause.raw_os_error() == Some(5)));
+        // The disk is fine again; the store is not.
+        assert_err!(ks.put(token(7), b"a", b"x"), Error::Poisoned { .. });
+        assert_err!(ks.submit_put(token(7), b"a", b"x"), Error::Poisoned { .. });
+        assert_err!(ks.delete(token(7), b"a"), Error::Poisoned { .. });
+        assert_err!(ks.raise_all(token(7)), Error::Poisoned { .. });
+        assert_err!(ks.put(token(4), b"a", b"x"), Error::Fenced { .. });
+        assert_err!(jobs_.lease(b"k").acquire(), Error::Poisoned { .. });
+        assert_err!(lease.renew(), Error::Poisoned { .. });
+        assert_err!(db.advance_tokens(token(9)), Error::Poisoned { .. });
+        assert_err!(db.keyspace("new", KeyspaceOptions::new()), Error::Poisoned { .. });
+        assert_eq!(text(ks.get(b"a").unwrap()).as_deref(), Some("durable"));
+        assert_eq!(ks.iter().count(), 1);
+        assert_err!(db.close(), Error::Poisoned { .. });
+        let db = sim.open();
+        let ks = rows(&db);
+        assert!(db.health().is_healthy());
+        let seen = text(ks.get(b"a").unwrap());
+        assert!(matches!(seen.as_deref(), Some("durable" | "lost?")), "{seen:?}");
+        assert!(ks.mark(b"a").unwrap().unwrap().get() >= 5);
+        ks.put(token(7), b"a", b"healed").unwrap();
+        // What was found after the failure is on the disk for certain, also behind a power cut.
+        let after = Sim::on(sim.disk.crash(Crash::None, 1));
+        let db = after.options().deterministic(77).open("sim").unwrap();
+        assert_eq!(text(rows(&db).get(b"a").unwrap()).as_deref(), Some("healed"));
+    }
+}
+
+/// R4 and redb 299: bytes which only the cache holds are put on the disk before an answer rests on them.
+#[test]
+fn r1_what_an_open_shows_survives_a_power_cut_right_behind_it() {
+    for failure in [SyncFailure::KeepNew, SyncFailure::RevertOld, SyncFailure::KeepPart { seed: 3 }] {
+        let sim = Sim::new();
+        let db = sim.open();
+        let ks = rows(&db);
+        ks.put(token(1), b"a", b"1").unwrap();
+        sim.disk.set_sync_failure(failure);
+        sim.disk.fail(Fault::errno(CallKind::SyncData, 5));
+        assert_err!(ks.put(token(2), b"a", b"2"), Error::Indeterminate { .. });
+        drop((ks, db));
+        let killed = Sim::on(sim.disk.kill());
+        let db = killed.options().deterministic(50).open("sim").unwrap();
+        let shown = text(rows(&db).get(b"a").unwrap());
+        let cut = Sim::on(killed.disk.crash(Crash::None, 0));
+        let db = cut.options().deterministic(60).open("sim").unwrap();
+        assert_eq!(text(rows(&db).get(b"a").unwrap()), shown, "{failure:?}");
+    }
+}
+
+/// Rocksdb 919 and others: a full disk is not a broken one.
+#[test]
+fn a_full_disk_refuses_puts_only_and_freed_space_heals_it() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let (ks, jobs_) = (rows(&db), jobs(&db));
+    let used: usize = sim.disk.file_names().iter().map(|name| sim.disk.read_file(name).unwrap().len()).sum();
+    sim.disk.set_budget(Some(used as u64 + (40 << 10)));
+    let mut written = 0u32;
+    let error = loop {
+        match ks.put(token(1), &written.to_be_bytes(), &[7; 1000]) {
+            Ok(_) => written += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(error.is_retryable());
+    assert_eq!(error.outcome(), Outcome::NotApplied);
+    assert_err!(Err::<(), _>(error), Error::NoSpace { .. });
+    assert!(db.health().is_healthy());
+    assert_eq!(ks.iter().count() as u32, written);
+    // What frees space or keeps the fences working goes on.
+    ks.delete(token(1), &0u32.to_be_bytes()).unwrap();
+    ks.raise(token(2), &1u32.to_be_bytes()).unwrap();
+    let lease = jobs_.lease(b"j").acquire().unwrap();
+    jobs_.raise_all(lease.token()).unwrap();
+    assert_err!(ks.put(token(2), &1u32.to_be_bytes(), &[7; 1000]), Error::NoSpace { .. });
+    sim.disk.set_budget(None);
+    ks.put(token(2), &1u32.to_be_bytes(), &[8; 1000]).unwrap();
+    let db = sim.reopen(db);
+    assert_eq!(rows(&db).iter().count() as u32, written - 1);
+}
+
+/// Raft-engine 344, redb 620.
+#[test]
+fn a_store_opens_on_a_full_disk() {
+    let mut sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    for n in 0..60u32 {
+        ks.put(token(1), &n.to_be_bytes(), &[7; 900]).unwrap();
+    }
+    drop((ks, db));
+    sim.disk = sim.disk.crash(Crash::All, 3);
+    sim.disk.set_budget(Some(0));
+    let db = sim.open();
+    assert_eq!(rows(&db).iter().count(), 60);
+    rows(&db).delete(token(1), &0u32.to_be_bytes()).unwrap();
+    db.close().unwrap();
+    let db = sim.options().read_only().open("sim").unwrap();
+    assert_eq!(rows(&db).iter().count(), 59);
+}
+
+fn filled(puts: u32) -> Sim {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    for n in 0..puts {
+        ks.put(token(n as u64 + 1), &n.to_be_bytes(), &vec![n as u8; 100 + 13 * n as usize % 700]).unwrap();
+    }
+    db.close().unwrap();
+    sim
+}
+
+/// R2: damage in the middle is named and nothing is touched; tikv 14304, rocksdb 7701.
+#[test]
+fn r2_damage_to_a_sealed_segment_is_named_and_the_files_are_left_alone() {
+    let sim = filled(80);
+    let first = sim.disk.read_file("000001.seg").unwrap();
+    let mut named = 0;
+    for offset in (4096..first.len() as u64).step_by(37) {
+        let hurt = Sim::on(sim.disk.crash(Crash::None, 0));
+        hurt.disk.flip_bit("000001.seg", offset, 3);
+        let before = hurt.disk.image_hash();
+        let answer = hurt.options().deterministic(5).open("sim").and_then(|db| {
+            let found = rows(&db).iter().map(|item| item.map(|(key, value)| (key, value.into_vec())));
+            found.collect::<Result<Vec<_>>>()
+        });
+        match answer {
+            Ok(found) => assert_eq!(found.len(), 80, "a byte of padding or of a cache, at {offset}"),
+            Err(Error::Corrupt { file, .. }) => {
+                assert_eq!(file, "000001.seg");
+                named += 1;
+                // Found while opening: nothing was written.
+                if hurt.options().deterministic(6).open("sim").is_err() {
+                    assert_eq!(hurt.disk.image_hash(), before, "at {offset}");
+                }
+            }
+            Err(other) => panic!("{other:?} at {offset}"),
+        }
+    }
+    assert!(named > 100, "{named}");
+}
+
+#[test]
+fn r2_a_missing_or_cut_segment_is_named() {
+    let sim = filled(80);
+    let segments: Vec<_> = sim.disk.file_names().into_iter().filter(|name| name.ends_with(".seg")).collect();
+    assert!(segments.len() >= 4, "{segments:?}");
+    for name in &segments[..3] {
+        let hurt = Sim::on(sim.disk.crash(Crash::None, 0));
+        hurt.disk.remove_file(name);
+        let error = hurt.options().deterministic(5).open("sim").unwrap_err();
+        assert!(matches!(&error, Error::Corrupt { file, .. } if file == name), "{error:?}");
+        for len in [0, 1, 4095, 4096, 5000] {
+            let hurt = Sim::on(sim.disk.crash(Crash::None, 0));
+            hurt.disk.truncate(name, len);
+            assert_err!(hurt.options().deterministic(5).open("sim"), Error::Corrupt { .. });
+        }
+    }
+}
+
+/// R3: bytes of another store, life or place never verify.
+#[test]
+fn r3_a_segment_of_another_store_in_place_of_ones_own_is_refused() {
+    let (sim, other) = (filled(40), Sim::new());
+    let options = other.options().deterministic(424_242);
+    let db = options.open("sim").unwrap();
+    let ks = rows(&db);
+    for n in 0..40u32 {
+        ks.put(token(100), &n.to_be_bytes(), &[9; 400]).unwrap();
+    }
+    db.close().unwrap();
+    let foreign = other.disk.read_file("000001.seg").unwrap();
+    sim.disk.write_file("000001.seg", &foreign);
+    assert_err!(sim.options().open("sim"), Error::Corrupt { .. });
+    // Nor a segment under the name of another of the same store.
+    let sim = filled(80);
+    let second = sim.disk.read_file("000002.seg").unwrap();
+    sim.disk.write_file("000001.seg", &second);
+    assert_err!(sim.options().open("sim"), Error::Corrupt { .. });
+}
+
+#[test]
+fn r4_opening_twice_is_opening_once() {
+    let mut sim = filled(30);
+    let db = sim.open();
+    rows(&db).put(token(100), b"tail", b"x").unwrap();
+    drop(db);
+    let seen = |db: &Db| rows(db).iter().map(Result::unwrap).collect::<Vec<_>>();
+    let first = seen(&sim.power_cut());
+    assert_eq!(first.len(), 31);
+    let segments = |disk: &SimDisk| {
+        let names = disk.file_names().into_iter().filter(|name| name.ends_with(".seg"));
+        names.map(|name| (disk.read_file(&name), name)).collect::<Vec<_>>()
+    };
+    let files = segments(&sim.disk);
+    for _ in 0..3 {
+        assert_eq!(seen(&sim.power_cut()), first);
+        assert_eq!(segments(&sim.disk), files, "an open without a write changes no segment");
+    }
+    let db = sim.power_cut();
+    db.close().unwrap();
+    assert_eq!(segments(&sim.disk), files, "nor does a close");
+}

@@ -1,0 +1,218 @@
+//! S1, S2: a view stays what it was.
+
+use crate::store::{Sim, token};
+use std::collections::BTreeMap;
+use tidewall::*;
+
+fn rows(db: &Db) -> Keyspace {
+    db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap()
+}
+
+fn all(view: &Snapshot, ks: &Keyspace) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    view.iter(ks).map(|item| item.map(|(key, value)| (key, value.into_vec())).unwrap()).collect()
+}
+
+#[test]
+fn s1_s2_a_snapshot_stays_while_keys_are_deleted_and_written_again() {
+    // Twice, so that both ways of reading sealed segments are used.
+    let sim = Sim::new();
+    for round in 0..2u64 {
+        let db = sim.open();
+        let ks = rows(&db);
+        let mut views = Vec::new();
+        let mut model = all(&db.snapshot(), &ks);
+        for n in 0..300u64 {
+            let key = format!("{:02}", n * 7 % 23).into_bytes();
+            if n % 3 == 0 {
+                ks.delete(token(1), &key).unwrap();
+                model.remove(&key);
+            } else {
+                let value = vec![(n + round) as u8; n as usize * 31 % 6000];
+                ks.put(token(1), &key, &value).unwrap();
+                model.insert(key, value);
+            }
+            if n % 10 == 0 {
+                views.push((db.snapshot(), model.clone()));
+            }
+            if n % 70 == 0 {
+                ks.delete_prefix(token(1), b"1").unwrap();
+                model.retain(|key, _| !key.starts_with(b"1"));
+            }
+        }
+        assert_eq!(db.stats().snapshots, views.len() as u64);
+        for (view, model) in &views {
+            assert_eq!(&all(view, &ks), model);
+            for n in 0..23 {
+                let key = format!("{n:02}").into_bytes();
+                assert_eq!(view.get(&ks, &key).unwrap().map(Value::into_vec), model.get(&key).cloned());
+                assert_eq!(view.contains_key(&ks, &key).unwrap(), model.contains_key(&key));
+            }
+            let ones = view.prefix(&ks, b"1").rev().map(|item| item.unwrap().0);
+            assert!(ones.eq(model.keys().rev().filter(|key| key.starts_with(b"1")).cloned()));
+        }
+        let (view, model) = views.swap_remove(5);
+        drop(views);
+        assert_eq!(db.stats().snapshots, 1);
+        db.close().unwrap();
+        assert_eq!(all(&view, &ks), model, "also behind a close");
+    }
+}
+
+#[test]
+fn s1_an_iterator_is_a_snapshot_of_its_own() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    for n in 0..100u8 {
+        ks.put(token(1), &[n], b"old").unwrap();
+    }
+    let mut walk = ks.iter();
+    let mut seen = 0;
+    while let Some(item) = walk.next() {
+        let (key, value) = item.unwrap();
+        assert_eq!((&key[..], value.bytes()), (&[seen][..], &b"old"[..]));
+        seen += 1;
+        ks.delete(token(1), &[99 - seen % 50]).unwrap();
+        ks.put(token(1), &[seen, 1], b"new").unwrap();
+    }
+    assert_eq!(seen, 100);
+    assert!(walk.next().is_none() && walk.next_back().is_none());
+}
+
+#[test]
+fn an_iterator_meets_itself_in_the_middle_wherever_that_is() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    let mut batch = db.batch();
+    for n in 0..200u8 {
+        batch.put(&ks, token(1), &[n], &[n]).unwrap();
+    }
+    batch.commit().unwrap();
+    let mut batch = db.batch();
+    for n in (0..200u8).filter(|n| n % 5 == 0) {
+        batch.delete(&ks, token(1), &[n]).unwrap();
+    }
+    batch.commit().unwrap();
+    let keys: Vec<u8> = (0..200).filter(|n| n % 5 != 0).collect();
+    for pattern in [1u32, 0b10, 0b110, 0b1011, 0b11110, 0xFFFF_0000, 0] {
+        let mut walk = ks.iter();
+        let (mut front, mut back) = (Vec::new(), Vec::new());
+        for step in 0u32.. {
+            let forwards = pattern.rotate_left(step) & 1 == 1;
+            let item = if forwards { walk.next() } else { walk.next_back() };
+            let Some(item) = item else { break };
+            let side = if forwards { &mut front } else { &mut back };
+            side.push(item.unwrap().0[0]);
+        }
+        assert!(walk.next().is_none() && walk.next_back().is_none() && walk.next().is_none());
+        front.extend(back.into_iter().rev());
+        assert_eq!(front, keys, "pattern {pattern:b}");
+    }
+}
+
+#[test]
+fn ranges_have_every_kind_of_bound_and_void_ones_are_empty() {
+    use std::ops::Bound::{Excluded, Included, Unbounded};
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    let keys: Vec<Vec<u8>> = [&b"a"[..], b"a\0", b"ab", b"b", b"\xff", b"\xff\xff"].map(Vec::from).to_vec();
+    for key in &keys {
+        ks.put(token(1), key, b"x").unwrap();
+    }
+    let mut bounds = vec![Unbounded];
+    for key in keys.iter().cloned().chain([b"".to_vec(), b"aa".to_vec(), b"zz".to_vec()]) {
+        bounds.extend([Included(key.clone()), Excluded(key)]);
+    }
+    for from in &bounds {
+        for to in &bounds {
+            let range = (from.clone(), to.clone());
+            let inside = keys.iter().filter(|key| {
+                let after = match from {
+                    Included(from) => *key >= from,
+                    Excluded(from) => *key > from,
+                    Unbounded => true,
+                };
+                let before = match to {
+                    Included(to) => *key <= to,
+                    Excluded(to) => *key < to,
+                    Unbounded => true,
+                };
+                after && before
+            });
+            let inside: Vec<_> = inside.cloned().collect();
+            let found: Vec<_> = ks.range(range.clone()).map(|item| item.unwrap().0).collect();
+            assert_eq!(found, inside, "{range:?}");
+            let found: Vec<_> = ks.range(range.clone()).rev().map(|item| item.unwrap().0).collect();
+            assert!(found.iter().rev().eq(&inside), "{range:?} backwards");
+        }
+    }
+    for prefix in [&b""[..], b"a", b"a\0", b"\xff", b"\xff\xff\xff"] {
+        let found: Vec<_> = ks.prefix(prefix).map(|item| item.unwrap().0).collect();
+        let expected: Vec<_> = keys.iter().filter(|key| key.starts_with(prefix)).cloned().collect();
+        assert_eq!(found, expected, "{}", prefix.escape_ascii());
+    }
+}
+
+/// A value that rotted is named, by every reader, and an iterator does not step over it.
+#[test]
+fn after_an_error_an_iterator_repeats_the_error() {
+    for mode in [ReadMode::Map, ReadMode::Pread] {
+        let sim = Sim::new();
+        let db = sim.open();
+        let ks = rows(&db);
+        for n in 0..5u8 {
+            ks.put(token(1), &[n], &vec![0xA0 + n; 2000]).unwrap();
+        }
+        db.close().unwrap();
+        let bytes = sim.disk.read_file("000001.seg").unwrap();
+        let at = bytes.windows(100).position(|window| window == [0xA2; 100]).expect("the value of key 2");
+        sim.disk.flip_bit("000001.seg", at as u64 + 50, 0);
+        let db = sim.options().read_mode(mode).open("sim").unwrap();
+        let ks = rows(&db);
+        let is_named = |error: &Error| matches!(error, Error::Corrupt { file, .. } if file == "000001.seg");
+        for backwards in [false, true] {
+            let mut walk = ks.iter();
+            let mut step = || if backwards { walk.next_back() } else { walk.next() };
+            assert!(step().unwrap().is_ok() && step().unwrap().is_ok());
+            for _ in 0..3 {
+                assert!(is_named(&step().unwrap().unwrap_err()));
+            }
+            assert!(is_named(&walk.next().unwrap().unwrap_err()), "from either end");
+            assert!(is_named(&walk.next_back().unwrap().unwrap_err()), "from either end");
+        }
+        assert!(is_named(&ks.get(&[2]).unwrap_err()));
+        assert!(is_named(&ks.get_with(&[2], drop_bytes).unwrap_err()));
+        assert_eq!(ks.get(&[3]).unwrap().unwrap().bytes(), [0xA3; 2000]);
+    }
+}
+
+fn drop_bytes(_: &[u8]) {}
+
+/// S2 for a single value: it pins its segment, or is a copy.
+#[test]
+fn s2_a_large_value_stays_readable_after_its_segment_is_sealed_and_the_store_is_closed() {
+    for mode in [ReadMode::Map, ReadMode::Pread] {
+        let sim = Sim::new();
+        let db = sim.options().read_mode(mode).open("sim").unwrap();
+        let ks = rows(&db);
+        for (n, len) in [4095usize, 4096, 4097, 9000, 100_000].into_iter().enumerate() {
+            ks.put(token(1), &[n as u8], &vec![n as u8; len]).unwrap();
+        }
+        let before: Vec<Value> = ks.iter().map(|item| item.unwrap().1).collect();
+        for n in 0..100u32 {
+            ks.put(token(1), &n.to_be_bytes(), &[1; 1000]).unwrap();
+            ks.delete(token(1), &[n as u8 % 5]).unwrap();
+        }
+        db.close().unwrap();
+        let db = sim.open();
+        rows(&db).put(token(1), b"on top", b"x").unwrap();
+        for (n, value) in before.iter().enumerate() {
+            assert!(value.iter().all(|&byte| byte == n as u8));
+            assert_eq!(value.clone().into_vec().len(), [4095, 4096, 4097, 9000, 100_000][n]);
+        }
+        assert_err!(ks.get(b"on top"), Error::Closed);
+        assert_err!(ks.put(token(1), b"a", b""), Error::Closed);
+    }
+}
