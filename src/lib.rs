@@ -13,6 +13,7 @@
 //! Three numbers are never confused, and no conversion leads from one to another: a [`Token`] fences, an
 //! [`OwnerId`] names the holder of a lease, an [`OpId`] makes the retry of one operation exact.
 #![deny(unsafe_code)]
+#![warn(missing_docs)]
 // Clocks, threads, files and random bits have their own modules; `clippy.toml` lists what is banned elsewhere.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
