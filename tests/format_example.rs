@@ -145,7 +145,7 @@ fn the_checksums_of_the_example_follow_from_the_page() {
     let len = u32::from_le_bytes(store[16..20].try_into().unwrap()) as usize;
     assert_eq!(crc32fast::hash(&store[..12]).to_le_bytes(), store[12..16]);
     assert_eq!(crc32fast::hash(&store[..len - 4]).to_le_bytes(), store[len - 4..len]);
-    assert_eq!(store[..len], store[65536..65536 + len], "both copies");
+    assert_eq!(store[..len], store[16384..16384 + len], "both copies");
 
     let (store_id, listed) = (&store[28..44], &store[75..93]);
     let (segment, bytes, life) = (&listed[..4], &listed[4..8], &listed[8..16]);

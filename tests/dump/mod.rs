@@ -1,9 +1,9 @@
 //! Files as text: the form of the worked example in `docs/format.md` and of the golden directories.
 //!
 //! ```text
-//! file STORE 131072
+//! file STORE 32768
 //! 00000000  54 49 44 45 53 54 4f 52  ; what it is
-//! 00010000  54 49 44 45 53 54 4f 52
+//! 00004000  54 49 44 45 53 54 4f 52
 //! ```
 //!
 //! A file is its name and length, then runs of bytes with their offsets; all other bytes are zeros.
