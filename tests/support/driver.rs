@@ -8,17 +8,19 @@ use std::time::Duration;
 use tidewall::storage::SimDisk;
 use tidewall::{
     Commit, Db, Error, Expect, Health, Keyspace, Lease, Lsn, ManualClock, OpId, Options, Outcome, OwnerId,
-    Raised, Scope, Token, Tokens,
+    Raised, ReadMode, Scope, Token, Tokens,
 };
 
 pub const SEGMENT_BYTES: u32 = 16 << 10;
 
-/// Opens the store on a simulated disk. The seed must differ from open to open: lives must.
+/// Opens the store on a simulated disk. The seed must differ from open to open: lives must. With an odd one
+/// it reads with positioned reads.
 pub fn open(disk: &SimDisk, clock: &ManualClock, seed: u64) -> tidewall::Result<Db> {
     Options::new()
         .storage(disk.clone())
         .clock(clock.clone())
         .deterministic(seed)
+        .read_mode(if seed % 2 == 0 { ReadMode::Map } else { ReadMode::Pread })
         .without_threads()
         .segment_bytes(SEGMENT_BYTES)
         .open("sim")
@@ -635,6 +637,13 @@ impl Driver {
         let model = self.history.at(durable).clone();
         assert_eq!(shown(&self.db).expect("reads go on"), model.shown(), "reads of a poisoned store");
         for at in 0..self.spaces.len().min(model.spaces.len()) {
+            let floor = model.spaces[at].floor;
+            let raised = self.spaces[at].raise_all(Self::token_of(floor.max(2) - 1));
+            match raised {
+                Err(Error::Fenced { .. }) => assert!(floor > 1),
+                Err(Error::Poisoned { .. }) => assert!(floor <= 1),
+                other => panic!("a floor raised after a failed sync, from {floor}: {other:?}"),
+            }
             for key in KEYS {
                 let mark = model.mark(at, key).unwrap_or(0);
                 let space = &self.spaces[at];
