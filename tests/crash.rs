@@ -87,7 +87,7 @@ fn for_seeds(usual: u64, test: impl Fn(u64) + Sync) {
 /// One life of a store on a new disk. `None`: it could not be opened.
 fn live(seed: u64, prepare: impl FnOnce(&SimDisk)) -> (SimDisk, Option<Driver>) {
     let disk = SimDisk::new();
-    if seed % 3 == 0 {
+    if seed.is_multiple_of(3) {
         disk.early_write_back(seed);
     }
     prepare(&disk);

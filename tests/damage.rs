@@ -211,7 +211,7 @@ fn reads_are_right_or_corrupt(db: &Db, expected: &[Shown], what: &dyn Fn() -> St
             match space.get(key) {
                 Ok(value) => {
                     let value: Option<Arc<[u8]>> = value.map(|value| value.bytes().into());
-                    let right = expected.values.iter().find(|value| value.0 == *key).map(|value| &value.1);
+                    let right = expected.values.iter().find(|value| value.0 == *key).map(|value| &value.1.0);
                     assert_eq!(value.as_ref(), right, "{}", what());
                 }
                 Err(error) => assert!(matches!(error, Error::Corrupt { .. }), "{}: {error:?}", what()),

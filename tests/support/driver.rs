@@ -1,7 +1,7 @@
 //! Asks the store and the model the same things, and holds the one to the other.
 
 use super::Rng;
-use super::model::{CAP, CAPPED, Call, Change, KEYS, Kind, Model, SPACES, Said, fence_of, options};
+use super::model::{CAP, CAPPED, Call, Change, KEYS, Kind, Model, SPACES, Said, Valued, fence_of, options};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub fn open(disk: &SimDisk, clock: &ManualClock, seed: u64) -> tidewall::Result<
         .storage(disk.clone())
         .clock(clock.clone())
         .deterministic(seed)
-        .read_mode(if seed % 2 == 0 { ReadMode::Map } else { ReadMode::Pread })
+        .read_mode(if seed.is_multiple_of(2) { ReadMode::Map } else { ReadMode::Pread })
         .without_threads()
         .segment_bytes(SEGMENT_BYTES)
         .open("sim")
@@ -52,7 +52,7 @@ impl History {
 /// Everything a user sees of a keyspace: values with their marks and lsns, and the marks of the fences.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Shown {
-    pub values: Vec<(&'static [u8], Arc<[u8]>, u64, u64)>,
+    pub values: Vec<(&'static [u8], Valued)>,
     pub marks: Vec<Option<u64>>,
 }
 
@@ -61,11 +61,7 @@ impl Model {
         let spaces = self.spaces.iter().enumerate();
         spaces
             .map(|(at, space)| Shown {
-                values: space
-                    .values
-                    .iter()
-                    .map(|(&key, (value, mark, lsn))| (key, value.clone(), *mark, *lsn))
-                    .collect(),
+                values: space.values.iter().map(|(&key, value)| (key, value.clone())).collect(),
                 marks: KEYS.iter().map(|key| self.mark(at, key)).collect(),
             })
             .collect()
@@ -90,13 +86,13 @@ pub fn shown(db: &Db) -> tidewall::Result<Vec<Shown>> {
             let value = space.get(key)?;
             assert_eq!(space.contains_key(key)?, value.is_some());
             if let Some(value) = value {
-                values.push((key, value.bytes().into(), value.mark().get(), value.lsn().get()));
+                values.push((key, (value.bytes().into(), value.mark().get(), value.lsn().get())));
             }
         }
         let listed = |iter: &mut dyn Iterator<Item = tidewall::Result<(Vec<u8>, tidewall::Value)>>| {
             iter.map(|item| item.map(|(key, value)| (key, value.lsn().get()))).collect::<Result<Vec<_>, _>>()
         };
-        let expected: Vec<_> = values.iter().map(|&(key, _, _, lsn)| (key.to_vec(), lsn)).collect();
+        let expected: Vec<_> = values.iter().map(|(key, (_, _, lsn))| (key.to_vec(), *lsn)).collect();
         assert_eq!(listed(&mut space.iter())?, expected, "a scan differs from look-ups");
         let mut backwards = listed(&mut space.iter().rev())?;
         backwards.reverse();
@@ -636,9 +632,9 @@ impl Driver {
         let durable = self.db.last_lsn().get();
         let model = self.history.at(durable).clone();
         assert_eq!(shown(&self.db).expect("reads go on"), model.shown(), "reads of a poisoned store");
-        for at in 0..self.spaces.len().min(model.spaces.len()) {
-            let floor = model.spaces[at].floor;
-            let raised = self.spaces[at].raise_all(Self::token_of(floor.max(2) - 1));
+        for (at, (space, known)) in self.spaces.iter().zip(&model.spaces).enumerate() {
+            let floor = known.floor;
+            let raised = space.raise_all(Self::token_of(floor.max(2) - 1));
             match raised {
                 Err(Error::Fenced { .. }) => assert!(floor > 1),
                 Err(Error::Poisoned { .. }) => assert!(floor <= 1),
@@ -646,7 +642,6 @@ impl Driver {
             }
             for key in KEYS {
                 let mark = model.mark(at, key).unwrap_or(0);
-                let space = &self.spaces[at];
                 let current = space.put(Self::token_of(mark.max(1)), key, b"more");
                 assert!(
                     matches!(current, Err(Error::Poisoned { .. })),
