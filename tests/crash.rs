@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use support::driver::{Driver, History, open, probe, shown};
+use support::driver::{Driver, History};
 use support::model::KEYS;
+use support::shown::{open, probe, shown};
 use support::{Rng, Trying};
 use tidewall::storage::{CallKind, Crash, Fault, SimDisk, SyncFailure};
 use tidewall::{Db, Error, Health, Keyspace, KeyspaceOptions, ManualClock, Token, Tokens};
@@ -353,6 +354,42 @@ fn a_clean_close_leaves_nothing_to_repair() {
             assert!(after.get(name) == Some(bytes), "{name} of {} bytes was changed at {at:?}", bytes.len());
         }
     });
+}
+
+/// A list longer than a sector can be torn in the middle; one of its two copies is always whole.
+#[test]
+fn a_list_of_many_segments_survives_every_cut() {
+    const SEGMENTS: usize = 40;
+    let disk = SimDisk::new();
+    let space = rows(&open(&disk, &ManualClock::new(), 1).unwrap());
+    for n in 0..SEGMENTS {
+        space.put(token(2), KEYS[n % 7], &[n as u8; 11_000]).unwrap();
+    }
+    let base = disk.kill();
+    let go_on = |disk: &SimDisk| -> Option<u64> {
+        let db = open(disk, &ManualClock::new(), 2).ok()?;
+        for n in 0..4 {
+            rows(&db).put(token(3), b"c", &[n; 11_000]).ok()?;
+        }
+        Some(disk.calls())
+    };
+    let calls = go_on(&base.kill()).expect("nothing fails");
+    let mut images = 0;
+    for call in 0..calls {
+        let disk = base.kill();
+        disk.stop_at(call);
+        assert_eq!(go_on(&disk), None);
+        for seed in 0..4 {
+            for crash in CRASHES {
+                let image = disk.crash(crash, seed);
+                let _trying = Trying(move || format!("power off at call {call}, {crash:?} with seed {seed}"));
+                let db = open(&image, &ManualClock::new(), 3).expect("a crash must open by itself");
+                assert_eq!(rows(&db).iter().count(), 7);
+                images += 1;
+            }
+        }
+    }
+    println!("lists of {SEGMENTS} segments: {images} images recovered");
 }
 
 // A full disk.

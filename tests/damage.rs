@@ -10,8 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use support::driver::{Shown, open, shown};
 use support::model::{KEYS, SPACES, options};
+use support::shown::{Shown, open, shown};
 use tidewall::storage::{Crash, SimDisk};
 use tidewall::{Db, Error, ManualClock, Options, ReadMode, Token, Tokens};
 
@@ -403,6 +403,24 @@ fn an_old_copy_of_a_file_is_harmless_or_named() {
         judge(&last, &damaged, 1, &|| format!("STORE as it was after {steps} steps"), &tally);
         tally.print(&format!("old copies of {steps} steps"));
     }
+}
+
+/// The list of the life before knows all segments, but not the lives that were drawn since: their frames
+/// looked like garbage of earlier ones.
+#[test]
+fn a_list_from_before_the_last_open_is_named() {
+    let disk = killed_after(40);
+    let old = disk.read_file("STORE").unwrap();
+    let db = open(&disk, &ManualClock::new(), 8).unwrap();
+    let space = db.keyspace(SPACES[5].0, options(5)).unwrap();
+    space.put(token(9), b"c", b"later").unwrap();
+    let damaged = disk.crash(Crash::None, 0);
+    damaged.write_file("STORE", &old);
+    let before = damaged.image_hash();
+    for result in [open(&damaged, &ManualClock::new(), 9), read_only(&damaged, ReadMode::Map)] {
+        assert!(matches!(result, Err(Error::Corrupt { file, .. }) if file == "STORE"));
+    }
+    assert_eq!(damaged.image_hash(), before);
 }
 
 #[test]
