@@ -73,6 +73,11 @@ fn for_seeds(usual: u64, test: impl Fn(u64) + Sync) {
     thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {
+                // One failure ends them all.
+                let _all = Trying(|| {
+                    next.store(u64::MAX / 2, Ordering::Relaxed);
+                    "see above; TIDEWALL_CRASH_SEED begins at a seed".to_owned()
+                });
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= first + count {

@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
+use support::Trying;
 use support::model::{KEYS, SPACES, options};
 use support::shown::{Shown, open, shown};
 use tidewall::storage::{Crash, SimDisk};
@@ -228,6 +229,11 @@ fn sweep(count: u64, test: impl Fn(u64) + Sync) {
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(2, |n| n.get()) {
             scope.spawn(|| {
+                // One failure ends the sweep.
+                let _all = Trying(|| {
+                    next.store(count, Ordering::Relaxed);
+                    "see above".to_owned()
+                });
                 loop {
                     let from = next.fetch_add(AT_ONCE, Ordering::Relaxed);
                     if from >= count {
@@ -266,7 +272,7 @@ fn bytes_to_flip(disk: &SimDisk) -> Vec<(String, u64)> {
 
 #[test]
 fn every_flipped_bit_is_harmless_or_named() {
-    for subject in [closed(), killed()] {
+    for subject in [killed(), closed()] {
         let tally = Tally::default();
         let bytes = bytes_to_flip(&subject.disk);
         sweep(bytes.len() as u64 * 8, |n| {
