@@ -15,7 +15,7 @@ use crate::log::pool::Need;
 use crate::op::{Class, Kind};
 use crate::options::{KeyspaceOptions, Scope};
 use crate::snapshot::Value;
-use crate::sync::Arc;
+use crate::sync::{Arc, Ordering};
 use crate::types::{Excerpt, Lsn, MAX_BATCH_BYTES, MAX_KEY_BYTES, Mark, OpId, Token};
 use crate::view::{Iter, Snapshot};
 use std::fmt;
@@ -230,6 +230,12 @@ impl Keyspace {
     pub fn raise_all(&self, token: Token) -> Result<Raised> {
         let engine = &self.shared.engine;
         let floor = Floor { token: token.get(), exclusive: false };
+        let durable = self.state.floor_durable();
+        if fence::is_fenced(token, 0, durable) {
+            // At once, and of a poisoned store too: the durable floor alone says so.
+            engine.counters.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(fenced(token, b"", &FenceState::default(), durable));
+        }
         let (answer, already) = engine.with_room(room(frame_bytes(1, 1), 1), Need::Privileged, |tail| {
             let old = self.state.floor_appended();
             let mut rule = self.state.rule();

@@ -64,14 +64,18 @@ struct Begun {
 /// A listed segment as found.
 enum Found {
     Begun(Begun),
-    Empty(Spare),
+    /// Perhaps with whole frames of another life, which follow this lsn.
+    Empty(Spare, Option<Lsn>),
 }
+
+/// An empty segment with frames of another life, and the lsn that they follow.
+type Stray = Option<(SegmentId, Lsn)>;
 
 /// Brings the store in `storage` back: the whole of opening.
 pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &Options, list: List) -> Result<Recovered> {
     let mut report = OpenReport::default();
     check_unlisted(&**storage, list.block())?;
-    let (mut begun, mut spares) = find_segments(&**storage, list.block(), options)?;
+    let (mut begun, mut spares, stray) = find_segments(&**storage, list.block(), options)?;
     begun.sort_by_key(|segment| segment.header.before.lsn);
     check_chain(list.block(), &begun)?;
     let newest = read_newest(list.block(), begun.last(), &mut report)?;
@@ -95,6 +99,14 @@ pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &Options, list: List)
         let tail = newest.as_ref().filter(|newest| is_newest && newest.scanned.frames > 0);
         before = replay_segment(segment, tail, options, &mut replay, &mut report)?;
     }
+    let whole = newest.as_ref().map_or(before.lsn, |newest| newest.scanned.next.before());
+    if let Some((segment, lsn)) = stray
+        && lsn >= whole
+    {
+        // Whoever wrote them had replayed the log up to here, and drawn a life that STORE does not know.
+        let what = format!("it is older than the frames in {}", name::segment(segment));
+        return Err(Error::corrupt(name::STORE, 0, what));
+    }
     report.segments = begun.len() as u32;
     let mut recovered = Recovered { list, replay, spares, before, next: before.lsn.next(), report };
     if !options.read_only {
@@ -111,15 +123,19 @@ fn find_segments(
     storage: &dyn Storage,
     block: &StoreBlock,
     options: &Options,
-) -> Result<(Vec<Begun>, Vec<Spare>)> {
-    let (mut begun, mut spares) = (Vec::new(), Vec::new());
+) -> Result<(Vec<Begun>, Vec<Spare>, Stray)> {
+    let (mut begun, mut spares, mut stray) = (Vec::new(), Vec::new(), None::<(SegmentId, Lsn)>);
     for listed in &block.segments {
         match find_segment(storage, block, listed, options)? {
             Found::Begun(segment) => begun.push(segment),
-            Found::Empty(spare) => spares.push(spare),
+            Found::Empty(spare, follows) => {
+                let follows = follows.map(|lsn| (spare.listed.segment, lsn));
+                stray = [stray, follows].into_iter().flatten().max_by_key(|&(_, lsn)| lsn);
+                spares.push(spare);
+            }
         }
     }
-    Ok((begun, spares))
+    Ok((begun, spares, stray))
 }
 
 fn find_segment(
@@ -163,7 +179,8 @@ fn find_segment(
             if torn && evidence(&file.map(len).map_err(failed)?, salt, HEADER_BYTES, Lsn::ZERO).is_some() {
                 return Err(Error::corrupt(file_name, 0, "the header of a segment with frames is damaged"));
             }
-            Ok(Found::Empty(Spare { listed: *listed, file }))
+            let follows = frames_of_another_life(&*file, len, &head, &file_name)?;
+            Ok(Found::Empty(Spare { listed: *listed, file }, follows))
         }
     }
 }
@@ -176,6 +193,19 @@ fn check_empty(head: &[u8], listed: &Listed, store_id: &[u8; 16], file_name: &st
         return Err(Error::corrupt(file_name, 0, "another file lies in the place of this segment"));
     }
     Ok(())
+}
+
+/// The lsn that whole frames of another life follow, if there are any.
+fn frames_of_another_life(file: &dyn File, len: usize, head: &[u8], file_name: &str) -> Result<Option<Lsn>> {
+    let Some((header, salt)) = SegmentHeader::decode_any(head) else { return Ok(None) };
+    if !has_frames(head, salt) {
+        return Ok(None);
+    }
+    let map = file.map(len).map_err(|e| Error::io(format!("reading {file_name}"), e))?;
+    let lsn = header.before.lsn;
+    let checksum = SegmentHeader::decode(head, salt, file_name)?.map_or(0, |(_, checksum)| checksum);
+    let frames = scan(&map, &Start { segment: header.segment, salt, checksum, lsn: lsn.next() }).frames;
+    Ok((frames > 0).then_some(lsn))
 }
 
 /// A segment gets frames only once it is listed, and its id is never used again. One with an id that

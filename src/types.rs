@@ -210,6 +210,11 @@ impl Lsn {
     pub(crate) const fn next(self) -> Self {
         Lsn(self.0 + 1)
     }
+
+    /// The one before; [`Lsn::ZERO`] has none, and is its own.
+    pub(crate) const fn before(self) -> Self {
+        Lsn(self.0.saturating_sub(1))
+    }
 }
 
 /// A keyspace inside of the log.

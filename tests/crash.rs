@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use support::driver::{Driver, History, open, probe, shown};
+use support::driver::{Driver, History};
 use support::model::KEYS;
+use support::shown::{open, probe, shown};
 use support::{Rng, Trying};
 use tidewall::storage::{CallKind, Crash, Fault, SimDisk, SyncFailure};
 use tidewall::{Db, Error, Health, Keyspace, KeyspaceOptions, ManualClock, Token, Tokens};
@@ -30,6 +31,9 @@ const CRASHES: [Crash; 10] = [
     Crash::OnePresent,
     Crash::Torn { bytes: true },
 ];
+
+const SYNC_FAILURES: [SyncFailure; 3] =
+    [SyncFailure::KeepNew, SyncFailure::RevertOld, SyncFailure::KeepPart { seed: 5 }];
 
 /// How much was tried.
 #[derive(Default)]
@@ -69,6 +73,11 @@ fn for_seeds(usual: u64, test: impl Fn(u64) + Sync) {
     thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {
+                // One failure ends them all.
+                let _all = Trying(|| {
+                    next.store(u64::MAX / 2, Ordering::Relaxed);
+                    "see above; TIDEWALL_CRASH_SEED begins at a seed".to_owned()
+                });
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= first + count {
@@ -84,7 +93,7 @@ fn for_seeds(usual: u64, test: impl Fn(u64) + Sync) {
 /// One life of a store on a new disk. `None`: it could not be opened.
 fn live(seed: u64, prepare: impl FnOnce(&SimDisk)) -> (SimDisk, Option<Driver>) {
     let disk = SimDisk::new();
-    if seed % 3 == 0 {
+    if seed.is_multiple_of(3) {
         disk.early_write_back(seed);
     }
     prepare(&disk);
@@ -145,12 +154,25 @@ fn check(image: &SimDisk, history: &History, seed: u64, depth: u32, tally: &Tall
         tally.deepest.fetch_max(4 - u64::from(depth), Ordering::Relaxed);
         for call in 0..calls {
             let disk = untouched.kill();
-            disk.stop_at(call);
-            // It may even open: what it could not tidy up is in nobody's way.
-            drop(open(&disk, &ManualClock::new(), seed ^ 2));
+            // The power goes, or one call of the recovery fails and perhaps nobody need care.
+            if rng.chance(60) {
+                disk.stop_at(call);
+            } else {
+                disk.set_sync_failure(*rng.pick(&SYNC_FAILURES));
+                let kind = *rng.pick(&[ErrorKind::StorageFull, ErrorKind::Other]);
+                disk.fail(Fault::new(CallKind::Any, kind).nth(call).partial(rng.below(3000) as usize));
+            }
+            let opened = open(&disk, &ManualClock::new(), seed ^ 2);
+            disk.clear_faults();
+            let next = if rng.chance(30) { disk.kill() } else { disk.crash(*rng.pick(&CRASHES), rng.next()) };
+            if let Ok(db) = opened
+                && !disk.is_stopped()
+            {
+                assert_eq!(shown(&db).unwrap(), history.at(lsn).shown(), "opened in spite of a fault");
+            }
             count(&tally.in_recovery);
-            let crash = *rng.pick(&CRASHES);
-            check(&disk.crash(crash, rng.next()), history, rng.next(), depth - 1, tally);
+            let _trying = Trying(move || format!("  call {call} of the recovery fails or is the last"));
+            check(&next, history, rng.next(), depth - 1, tally);
         }
     }
 }
@@ -159,7 +181,7 @@ fn check(image: &SimDisk, history: &History, seed: u64, depth: u32, tally: &Tall
 fn every_call_may_be_the_last() {
     let tally = Tally::default();
     let covered: Vec<AtomicU64> = CallKind::ALL.iter().map(|_| AtomicU64::new(0)).collect();
-    for_seeds(10, |seed| {
+    for_seeds(8, |seed| {
         let (disk, driver) = live(seed, |_| {});
         let _trying = Trying(|| format!("the life of seed {seed}, uncut"));
         let mut driver = driver.expect("a new store opens");
@@ -191,10 +213,38 @@ fn every_call_may_be_the_last() {
     println!("calls that were the last one: {}", kinds.join(", "));
 }
 
+/// Where only few sectors are un-synced, a power cut may leave any of their subsets: here all of them.
+#[test]
+fn every_subset_of_few_sectors_may_survive() {
+    const FEW: usize = 6;
+    let tally = Tally::default();
+    for_seeds(3, |seed| {
+        let (disk, driver) = live(seed, |_| {});
+        drop(driver);
+        for call in 0..disk.calls() {
+            let (disk, driver) = live(seed, |disk| disk.stop_at(call));
+            count(&tally.lives);
+            let history = history_of(driver);
+            let sectors = disk.pending_sectors();
+            if !(1..=FEW).contains(&sectors) {
+                continue;
+            }
+            for kept in 0..1 << sectors {
+                for rest in [false, true] {
+                    let _trying = Trying(move || format!("seed {seed}, call {call}, kept {kept:b}, {rest}"));
+                    let image = disk.crash_exact(kept, rest, rest);
+                    check(&image, &history, seed << 32 | call << 8 | kept, 0, &tally);
+                }
+            }
+        }
+    });
+    tally.print("subsets");
+}
+
 #[test]
 fn a_failed_sync_acknowledges_nothing_and_reopening_heals() {
     let tally = Tally::default();
-    for_seeds(8, |seed| {
+    for_seeds(6, |seed| {
         let (disk, driver) = live(seed, |_| {});
         drop(driver);
         let syncs = disk.calls_of(CallKind::SyncData);
@@ -309,6 +359,42 @@ fn a_clean_close_leaves_nothing_to_repair() {
             assert!(after.get(name) == Some(bytes), "{name} of {} bytes was changed at {at:?}", bytes.len());
         }
     });
+}
+
+/// A list longer than a sector can be torn in the middle; one of its two copies is always whole.
+#[test]
+fn a_list_of_many_segments_survives_every_cut() {
+    const SEGMENTS: usize = 40;
+    let disk = SimDisk::new();
+    let space = rows(&open(&disk, &ManualClock::new(), 1).unwrap());
+    for n in 0..SEGMENTS {
+        space.put(token(2), KEYS[n % 7], &[n as u8; 11_000]).unwrap();
+    }
+    let base = disk.kill();
+    let go_on = |disk: &SimDisk| -> Option<u64> {
+        let db = open(disk, &ManualClock::new(), 2).ok()?;
+        for n in 0..4 {
+            rows(&db).put(token(3), b"c", &[n; 11_000]).ok()?;
+        }
+        Some(disk.calls())
+    };
+    let calls = go_on(&base.kill()).expect("nothing fails");
+    let mut images = 0;
+    for call in 0..calls {
+        let disk = base.kill();
+        disk.stop_at(call);
+        assert_eq!(go_on(&disk), None);
+        for seed in 0..4 {
+            for crash in CRASHES {
+                let image = disk.crash(crash, seed);
+                let _trying = Trying(move || format!("power off at call {call}, {crash:?} with seed {seed}"));
+                let db = open(&image, &ManualClock::new(), 3).expect("a crash must open by itself");
+                assert_eq!(rows(&db).iter().count(), 7);
+                images += 1;
+            }
+        }
+    }
+    println!("lists of {SEGMENTS} segments: {images} images recovered");
 }
 
 // A full disk.

@@ -3,7 +3,7 @@
 mod support;
 
 use std::io::ErrorKind;
-use support::driver::open;
+use support::shown::open;
 use tidewall::storage::{CallKind, Crash, Fault, SimDisk};
 use tidewall::{Db, Error, Expect, Found, Keyspace, KeyspaceOptions, ManualClock, Scope, Token, Tokens};
 

@@ -2,27 +2,15 @@
 
 use super::Rng;
 use super::model::{CAP, CAPPED, Call, Change, KEYS, Kind, Model, SPACES, Said, fence_of, options};
+use super::shown::{check_failure, done, keyspaces, open, say, shown};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tidewall::storage::SimDisk;
 use tidewall::{
-    Commit, Db, Error, Expect, Health, Keyspace, Lease, Lsn, ManualClock, OpId, Options, Outcome, OwnerId,
-    Raised, Scope, Token, Tokens,
+    Commit, Db, Error, Expect, Health, Keyspace, Lease, Lsn, ManualClock, OpId, Outcome, OwnerId, Raised,
+    Scope, Token, Tokens,
 };
-
-pub const SEGMENT_BYTES: u32 = 16 << 10;
-
-/// Opens the store on a simulated disk. The seed must differ from open to open: lives must.
-pub fn open(disk: &SimDisk, clock: &ManualClock, seed: u64) -> tidewall::Result<Db> {
-    Options::new()
-        .storage(disk.clone())
-        .clock(clock.clone())
-        .deterministic(seed)
-        .without_threads()
-        .segment_bytes(SEGMENT_BYTES)
-        .open("sim")
-}
 
 /// What is known of the past of a store: enough to judge what a recovery brings back.
 #[derive(Clone)]
@@ -44,111 +32,6 @@ impl History {
     /// The state as of an lsn.
     pub fn at(&self, lsn: u64) -> &Model {
         &self.states[self.states.partition_point(|state| state.lsn <= lsn) - 1]
-    }
-}
-
-/// Everything a user sees of a keyspace: values with their marks and lsns, and the marks of the fences.
-#[derive(PartialEq, Eq, Debug)]
-pub struct Shown {
-    pub values: Vec<(&'static [u8], Arc<[u8]>, u64, u64)>,
-    pub marks: Vec<Option<u64>>,
-}
-
-impl Model {
-    pub fn shown(&self) -> Vec<Shown> {
-        let spaces = self.spaces.iter().enumerate();
-        spaces
-            .map(|(at, space)| Shown {
-                values: space
-                    .values
-                    .iter()
-                    .map(|(&key, (value, mark, lsn))| (key, value.clone(), *mark, *lsn))
-                    .collect(),
-                marks: KEYS.iter().map(|key| self.mark(at, key)).collect(),
-            })
-            .collect()
-    }
-}
-
-/// The keyspaces there are, which must be the first ones of [`SPACES`] with their options.
-pub fn keyspaces(db: &Db) -> Vec<Keyspace> {
-    let found = db.keyspaces();
-    for (at, (name, created)) in found.iter().enumerate() {
-        assert_eq!((name.as_str(), *created), (SPACES[at].0, options(at)), "a keyspace came back as another");
-    }
-    found.iter().map(|(name, options)| db.keyspace(name, *options).expect("it exists")).collect()
-}
-
-/// What the store shows, read in three ways that must agree: key by key, forwards and backwards.
-pub fn shown(db: &Db) -> tidewall::Result<Vec<Shown>> {
-    let mut all = Vec::new();
-    for space in keyspaces(db) {
-        let mut values = Vec::new();
-        for key in KEYS {
-            let value = space.get(key)?;
-            assert_eq!(space.contains_key(key)?, value.is_some());
-            if let Some(value) = value {
-                values.push((key, value.bytes().into(), value.mark().get(), value.lsn().get()));
-            }
-        }
-        let listed = |iter: &mut dyn Iterator<Item = tidewall::Result<(Vec<u8>, tidewall::Value)>>| {
-            iter.map(|item| item.map(|(key, value)| (key, value.lsn().get()))).collect::<Result<Vec<_>, _>>()
-        };
-        let expected: Vec<_> = values.iter().map(|&(key, _, _, lsn)| (key.to_vec(), lsn)).collect();
-        assert_eq!(listed(&mut space.iter())?, expected, "a scan differs from look-ups");
-        let mut backwards = listed(&mut space.iter().rev())?;
-        backwards.reverse();
-        assert_eq!(backwards, expected, "a scan backwards differs");
-        let marks = KEYS.iter().map(|key| Ok(space.mark(key)?.map(|mark| mark.get())));
-        all.push(Shown { values, marks: marks.collect::<tidewall::Result<_>>()? });
-    }
-    Ok(all)
-}
-
-/// Refusals that must come in this state, and leave no trace: stale tokens, and retries of the last
-/// numbered operation of each fence.
-pub fn probe(db: &Db, model: &Model) {
-    for (at, space) in keyspaces(db).iter().enumerate() {
-        for key in KEYS {
-            let Some(fence) = model.spaces[at].fences.get(fence_of(at, key)) else { continue };
-            if model.mark(at, key).is_some_and(|mark| mark > 1) {
-                let put = |token| {
-                    let change = Change { kind: Kind::Put, space: at, token, key, value: Arc::default() };
-                    Call::Write { changes: vec![change], expect: Vec::new(), op: None }
-                };
-                let token = model.mark(at, key).expect("checked above") - 1;
-                let expected = model.clone().answer(&put(token));
-                let said = say(space.put(Token::new(token).unwrap(), key, b"late").map(done));
-                assert!(expected.contains(&said), "a stale token got {said:?} instead of {expected:?}");
-            }
-            if let Some((op, lsn)) = fence.last
-                && fence.mark >= model.spaces[at].floor
-            {
-                let token = Token::new(fence.mark).unwrap();
-                let said = say(space.put_op(token, OpId::new(op), key, b"again").map(done));
-                assert_eq!(said, Said::Duplicate(lsn), "a retry of operation {op} on {key:?}");
-            }
-        }
-    }
-}
-
-fn done(lsn: Lsn) -> Said {
-    Said::Done(lsn.get())
-}
-
-/// An answer in the words of the model.
-pub fn say(result: tidewall::Result<Said>) -> Said {
-    match result {
-        Ok(said) => said,
-        Err(Error::Fenced { mark, last_op, .. }) => Said::Fenced(mark.get(), last_op),
-        Err(Error::UnknownToken { mark, .. }) => Said::Unknown(mark.get()),
-        Err(Error::TokenJump { highest, .. }) => Said::Jump(highest.get()),
-        Err(Error::StaleOp { last, .. }) => Said::Stale(last.get()),
-        Err(Error::Duplicate { lsn }) => Said::Duplicate(lsn.get()),
-        Err(Error::Conflict { found, .. }) => Said::Conflict(found),
-        Err(Error::InvalidArgument(_)) => Said::Invalid,
-        Err(Error::Held { .. }) => Said::Held,
-        Err(other) => Said::Failed(other.to_string()),
     }
 }
 
@@ -634,10 +517,16 @@ impl Driver {
         let durable = self.db.last_lsn().get();
         let model = self.history.at(durable).clone();
         assert_eq!(shown(&self.db).expect("reads go on"), model.shown(), "reads of a poisoned store");
-        for at in 0..self.spaces.len().min(model.spaces.len()) {
+        for (at, (space, known)) in self.spaces.iter().zip(&model.spaces).enumerate() {
+            let floor = known.floor;
+            let raised = space.raise_all(Self::token_of(floor.max(2) - 1));
+            match raised {
+                Err(Error::Fenced { .. }) => assert!(floor > 1),
+                Err(Error::Poisoned { .. }) => assert!(floor <= 1),
+                other => panic!("a floor raised after a failed sync, from {floor}: {other:?}"),
+            }
             for key in KEYS {
                 let mark = model.mark(at, key).unwrap_or(0);
-                let space = &self.spaces[at];
                 let current = space.put(Self::token_of(mark.max(1)), key, b"more");
                 assert!(
                     matches!(current, Err(Error::Poisoned { .. })),
@@ -683,15 +572,6 @@ impl Driver {
         self.catch_up();
         self.history
     }
-}
-
-/// A failure of the disk has one of these forms, and never looks like a refusal.
-fn check_failure(error: &Error) {
-    let known = matches!(
-        error,
-        Error::Indeterminate { .. } | Error::Poisoned { .. } | Error::NoSpace { .. } | Error::Io { .. }
-    ) || !matches!(say(Err(error.clone())), Said::Failed(_));
-    assert!(known, "an answer of an unexpected kind: {error:?}");
 }
 
 fn is_healthy(db: &Db) -> bool {

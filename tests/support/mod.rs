@@ -10,6 +10,7 @@
 
 pub mod driver;
 pub mod model;
+pub mod shown;
 
 /// SplitMix64: small, seeded, and the same everywhere.
 #[derive(Clone, Debug)]

@@ -54,6 +54,9 @@ pub enum Call {
     Mark { space: usize, key: &'static [u8] },
 }
 
+/// A value, the token it was written under, and its lsn.
+pub type Valued = (Arc<[u8]>, u64, u64);
+
 /// An answer, as far as the model predicts it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Said {
@@ -63,7 +66,7 @@ pub enum Said {
     Deleted(usize),
     Granted(u64),
     Held,
-    Value(Option<(Arc<[u8]>, u64, u64)>),
+    Value(Option<Valued>),
     Mark(Option<u64>),
     Fenced(u64, LastOp),
     Unknown(u64),
@@ -84,7 +87,7 @@ pub struct Fence {
 
 #[derive(Clone, Default, Debug)]
 pub struct Space {
-    pub values: BTreeMap<&'static [u8], (Arc<[u8]>, u64, u64)>,
+    pub values: BTreeMap<&'static [u8], Valued>,
     pub fences: BTreeMap<&'static [u8], Fence>,
     pub floor: u64,
     pub highest: u64,
