@@ -554,7 +554,7 @@ fn a_thousand_lives_of_one_put_each_stay_small() {
             n.checked_sub(1).map(|n| n.to_le_bytes().to_vec())
         );
         ks.put(token(n + 1), b"a", &n.to_le_bytes()).unwrap();
-        if n % 2 == 0 {
+        if n.is_multiple_of(2) {
             drop(ks);
             db.close().unwrap();
         }

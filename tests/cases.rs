@@ -173,7 +173,7 @@ fn many_distinct_keys_are_all_there_before_and_after_reopening() {
         let ks = rows(&db);
         let key = |n: u64| {
             let word = (n ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-            [&word.to_be_bytes()[..], &vec![n as u8; if n % 5 == 0 { 300 } else { 3 }]].concat()
+            [&word.to_be_bytes()[..], &vec![n as u8; if n.is_multiple_of(5) { 300 } else { 3 }]].concat()
         };
         for from in (0..6_000).step_by(200) {
             let mut batch = db.batch();
