@@ -358,12 +358,15 @@ fn r1_a_store_opens_after_any_failure_of_the_disk_while_a_segment_was_made() {
     {
         for nth in 0..4 {
             let sim = Sim::new();
-            let db = sim.open();
+            // Opened again, for STORE was made under another name.
+            let db = sim.reopen(sim.open());
             let ks = rows(&db);
             let fault = Fault::errno(call, 5).nth(nth);
-            sim.disk.fail(if file.is_empty() { fault } else { fault.on(file) });
+            let fault = if file.is_empty() { fault } else { fault.on(file) };
+            sim.disk.fail(fault.clone());
             let mut written = 0u32;
             let error = loop {
+                assert!(written < 1000, "{fault:?} never hits");
                 match ks.put(token(1), &written.to_be_bytes(), &[1; 900]) {
                     Ok(_) => written += 1,
                     Err(error) => break error,
