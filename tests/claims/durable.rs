@@ -350,3 +350,36 @@ fn r4_opening_twice_is_opening_once() {
     db.close().unwrap();
     assert_eq!(segments(&sim.disk), files, "nor does a close");
 }
+
+/// R1: a list of segments of which only one copy was written names a segment that must then be there.
+#[test]
+fn r1_a_store_opens_after_any_failure_of_the_disk_while_a_segment_was_made() {
+    for (call, file) in [(CallKind::WriteAt, "STORE"), (CallKind::SyncData, "STORE"), (CallKind::WriteAt, "")]
+    {
+        for nth in 0..4 {
+            let sim = Sim::new();
+            // Opened again, for STORE was made under another name.
+            let db = sim.reopen(sim.open());
+            let ks = rows(&db);
+            let fault = Fault::errno(call, 5).nth(nth);
+            let fault = if file.is_empty() { fault } else { fault.on(file) };
+            sim.disk.fail(fault.clone());
+            let mut written = 0u32;
+            let error = loop {
+                assert!(written < 1000, "{fault:?} never hits");
+                match ks.put(token(1), &written.to_be_bytes(), &[1; 900]) {
+                    Ok(_) => written += 1,
+                    Err(error) => break error,
+                }
+            };
+            assert!(matches!(error, Error::Io { .. } | Error::Indeterminate { .. }), "{error:?}");
+            drop((ks, db));
+            for disk in [sim.disk.kill(), sim.disk.crash(Crash::None, 0), sim.disk.crash(Crash::All, 0)] {
+                let left = Sim::on(disk);
+                let db = left.options().deterministic(500).open("sim").unwrap();
+                let found = rows(&db).iter().count() as u32;
+                assert!(found == written || found == written + 1, "{found} of {written}");
+            }
+        }
+    }
+}

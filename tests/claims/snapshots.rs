@@ -68,7 +68,7 @@ fn s1_an_iterator_is_a_snapshot_of_its_own() {
     }
     let mut walk = ks.iter();
     let mut seen = 0;
-    while let Some(item) = walk.next() {
+    for item in &mut walk {
         let (key, value) = item.unwrap();
         assert_eq!((&key[..], value.bytes()), (&[seen][..], &b"old"[..]));
         seen += 1;

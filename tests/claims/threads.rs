@@ -410,3 +410,23 @@ fn f2_racing_writers_of_one_fence_are_admitted_in_the_order_of_their_tokens() {
     let value = ks.get(b"one").unwrap().unwrap();
     assert_eq!((value.lsn(), value.mark().get()), (lsn, number));
 }
+
+/// F3. A refused write may have taken a new segment; the committer, awake beside it, must not lose the one
+/// before.
+#[test]
+fn f3_a_refusal_that_took_a_new_segment_beside_the_committer_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || Options::new().segment_bytes(MIN_SEGMENT_BYTES).open(dir.path().join("d")).unwrap();
+    // Behind its first commit the committer looks once more whether there is work.
+    for n in 0..60u32 {
+        let db = open();
+        let ks = rows(&db);
+        ks.submit_put(token(5), &n.to_be_bytes(), b"x").unwrap().wait().unwrap();
+        assert_err!(ks.put_if(token(5), b"a", &[0; 20_000], Expect::Present), Error::Conflict { .. });
+        for _ in 0..n % 8 {
+            thread::yield_now();
+        }
+        ks.put(token(5), &[&n.to_be_bytes()[..], b"/2"].concat(), b"x").unwrap();
+    }
+    assert_eq!(rows(&open()).iter().count(), 120);
+}

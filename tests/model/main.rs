@@ -25,14 +25,14 @@ const KEYS: [&[u8]; 7] = [b"a", b"a/", b"a/x", b"a/y", b"b/x", b"b\0", b"\xff"];
 
 /// One change of a write: where, and the value, a delete, or a raise.
 #[derive(Clone, Debug)]
-pub struct Change {
-    pub space: usize,
-    pub key: Vec<u8>,
-    pub what: What,
+struct Change {
+    space: usize,
+    key: Vec<u8>,
+    what: What,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum What {
+enum What {
     Put(Vec<u8>),
     Delete,
     Raise,
@@ -269,8 +269,8 @@ fn run(steps: &[Step], restarts: Restarts) {
     for (at, step) in steps.iter().enumerate() {
         run.apply(step);
         run.compare();
-        if (at + 1) % restarts.every == 0 {
-            run.restart((at + 1) / restarts.every % restarts.clean_every == 0);
+        if (at + 1).is_multiple_of(restarts.every) {
+            run.restart(((at + 1) / restarts.every).is_multiple_of(restarts.clean_every));
             run.compare();
         }
         // The order goes on where it was, and every new token is above all before (L2).

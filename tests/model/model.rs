@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tidewall::{Expect, LastOp, Scope, Tokens};
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stored {
+pub(crate) struct Stored {
     pub value: Vec<u8>,
     pub token: u64,
     pub lsn: u64,
@@ -19,7 +19,7 @@ struct Fence {
 }
 
 #[derive(Clone, Debug)]
-pub struct Space {
+pub(crate) struct Space {
     pub scope: Scope,
     pub tokens: Tokens,
     pub values: BTreeMap<Vec<u8>, Stored>,
@@ -28,14 +28,14 @@ pub struct Space {
 }
 
 #[derive(Clone, Debug)]
-pub struct Model {
+pub(crate) struct Model {
     pub spaces: Vec<Space>,
     /// The highest token granted.
     pub counter: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Refused {
+pub(crate) enum Refused {
     Fenced { mark: u64, last_op: LastOp },
     Unknown,
     Duplicate { lsn: u64 },

@@ -30,7 +30,7 @@ impl Sim {
             .storage(self.disk.clone())
             .clock(self.clock.clone())
             .deterministic(1 + opens * 1_000_003)
-            .read_mode(if opens % 2 == 0 { ReadMode::Map } else { ReadMode::Pread })
+            .read_mode(if opens.is_multiple_of(2) { ReadMode::Map } else { ReadMode::Pread })
             .without_threads()
             .segment_bytes(16 << 10)
     }
