@@ -465,3 +465,16 @@ fn delete_prefix_is_one_batch_against_each_fence() {
     assert_eq!(rows.mark(b"b1").unwrap().unwrap().get(), 5);
     assert_eq!(rows.mark(b"b2").unwrap(), None, "a fence without a present key is not touched");
 }
+
+/// F3, R2: the segment that such a write found full is sealed all the same, by the close at the latest.
+#[test]
+fn f3_a_segment_that_was_left_for_a_refused_write_is_sealed() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let rows = external(&db);
+    rows.put(token(5), b"a", b"x").unwrap();
+    assert_err!(rows.put_if(token(5), b"a", &[0; 20_000], Expect::Absent), Error::Conflict { .. });
+    db.close().unwrap();
+    let bytes = sim.disk.read_file("000001.seg").unwrap();
+    assert_eq!(bytes[bytes.len() - 64..][..8], *b"TIDESEAL");
+}
