@@ -7,7 +7,7 @@
 
 use crate::admit::{Change, ChangeKind, Write};
 use crate::engine::{Active, Engine, FenceView, Filled, KeyspaceState, Released, Tail, Version, Work};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fence::{self, FenceState};
 use crate::format::frame::{BodySum, FRAME_HEADER_BYTES};
 use crate::format::header::SEAL_BYTES;
@@ -15,7 +15,7 @@ use crate::format::op::{self, MAX_OVERHEAD, Site};
 use crate::format::salt::Salt;
 use crate::format::{FRAME_ALIGN, HEADER_BYTES};
 use crate::log::guard::Pins;
-use crate::log::image::Image;
+use crate::log::image::{Appender, Image};
 use crate::log::pool::{Need, Spare};
 use crate::log::scan::Table;
 use crate::log::segment::{Body, Segment, Segments};
@@ -96,17 +96,27 @@ impl<'t> Frame<'t> {
 impl Engine {
     /// Sees to it that a frame fits behind the last one, taking a spare where the active segment is
     /// full. `false`: there is no spare for this need; the caller makes one, without the lock.
-    pub fn reserve(&self, tail: &mut Tail, room: u32, need: Need) -> bool {
+    ///
+    /// # Errors
+    /// There is no memory for a segment's image.
+    pub fn reserve(&self, tail: &mut Tail, room: u32, need: Need) -> Result<bool> {
         if tail.active.as_ref().is_some_and(|active| active.fits(room)) {
-            return true;
+            return Ok(true);
         }
-        let Some(spare) = self.pool.take(HEADER_BYTES + room, need) else { return false };
+        let Some(spare) = self.pool.take(HEADER_BYTES + room, need) else { return Ok(false) };
         if self.pool.is_low() {
             self.pool_bell.ring();
         }
+        let (image, appender) = match Image::new(spare.listed.bytes, HEADER_BYTES) {
+            Ok(made) => made,
+            Err(e) => {
+                self.pool.give_back(spare);
+                return Err(Error::io("asking for the memory of a segment", e));
+            }
+        };
         self.retire_active(tail);
-        tail.active = Some(self.activate(spare, tail.counter));
-        true
+        tail.active = Some(self.activate(spare, image, appender, tail.counter));
+        Ok(true)
     }
 
     /// The active segment makes way: the committer will seal it. One that was taken for a write which was
@@ -130,9 +140,8 @@ impl Engine {
         });
     }
 
-    fn activate(&self, spare: Spare, counter: u64) -> Active {
+    fn activate(&self, spare: Spare, image: Arc<Image>, appender: Appender, counter: u64) -> Active {
         let Spare { listed, file } = spare;
-        let (image, appender) = Image::new(listed.bytes, HEADER_BYTES);
         let segment = Arc::new(Segment {
             id: listed.segment,
             salt: Salt::new(&self.store_id, listed.segment, listed.life),

@@ -67,7 +67,7 @@ impl Engine {
         loop {
             let mut tail = self.tail.lock();
             self.check_open()?;
-            if self.reserve(&mut tail, room, need) {
+            if self.reserve(&mut tail, room, need)? {
                 return Ok(append(&mut tail));
             }
             drop(tail);

@@ -8,17 +8,20 @@
 //! Read next: `segment.rs`, the only user.
 #![allow(unsafe_code)]
 
+use crate::storage::memory;
 use crate::sync::{Arc, AtomicUsize, Ordering};
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::io;
 use std::ptr::NonNull;
 
 /// A fixed number of bytes, appended once and never changed.
 pub(crate) struct Image {
+    /// Where the bytes of `_memory` lie. Reached only through this pointer.
     start: NonNull<u8>,
     capacity: usize,
     /// Bytes below are appended and immutable. The appender's release store pairs with the acquire
     /// load of readers.
     end: AtomicUsize,
+    _memory: memmap2::MmapMut,
 }
 
 // SAFETY: the bytes are plain memory owned by the image. Only the one `Appender` writes, only at or
@@ -33,19 +36,14 @@ pub(crate) struct Appender(Arc<Image>);
 
 impl Image {
     /// An image of `capacity` bytes that starts with `head` zeros (a block that is never read), and
-    /// the one appender. The operating system provides the memory page by page as it is touched.
-    pub fn new(capacity: u32, head: u32) -> (Arc<Image>, Appender) {
-        let capacity = capacity.max(head).max(1) as usize;
-        let layout = Self::layout(capacity);
-        // SAFETY: the layout has a size of at least one byte.
-        let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        let image = Arc::new(Image { start, capacity, end: AtomicUsize::new(head as usize) });
-        (image.clone(), Appender(image))
-    }
-
-    fn layout(capacity: usize) -> Layout {
-        Layout::from_size_align(capacity, 8).expect("a segment is far smaller than the address space")
+    /// the one appender.
+    pub fn new(capacity: u32, head: u32) -> io::Result<(Arc<Image>, Appender)> {
+        let capacity = capacity.max(head) as usize;
+        let mut memory = memory(capacity)?;
+        let start = NonNull::from(&mut memory[..]).cast();
+        let image =
+            Arc::new(Image { start, capacity, end: AtomicUsize::new(head as usize), _memory: memory });
+        Ok((image.clone(), Appender(image)))
     }
 
     /// Everything appended so far.
@@ -79,13 +77,6 @@ impl Appender {
     }
 }
 
-impl Drop for Image {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new` with the same layout, and no borrow outlives `self`.
-        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.capacity)) }
-    }
-}
-
 impl std::fmt::Debug for Image {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Image").field("capacity", &self.capacity).finish_non_exhaustive()
@@ -99,7 +90,7 @@ mod tests {
     /// The safe twin: a vector grown under a lock gives the same bytes at every length.
     #[test]
     fn readers_see_exactly_what_was_appended() {
-        let (image, mut appender) = Image::new(1 << 16, 8);
+        let (image, mut appender) = Image::new(1 << 16, 8).unwrap();
         let mut twin = vec![0; 8];
         std::thread::scope(|scope| {
             let reader = image.clone();
@@ -127,7 +118,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "space is checked")]
     fn nothing_is_appended_beyond_the_capacity() {
-        let (_image, mut appender) = Image::new(16, 8);
+        let (_image, mut appender) = Image::new(16, 8).unwrap();
         appender.append(&[1; 9]);
     }
 }

@@ -195,6 +195,16 @@ pub trait File: Send + Sync + fmt::Debug + 'static {
 /// Bytes of a sealed file: a memory map, or a copy where there is no file to map.
 pub struct Mapping(Backing);
 
+/// Zeroed memory of `len` bytes that the operating system provides as it is touched, in large pages where
+/// it has them: look-ups jump about in it, and a small page each time costs as much as the memory itself.
+pub(crate) fn memory(len: usize) -> io::Result<memmap2::MmapMut> {
+    let memory = memmap2::MmapMut::map_anon(len.max(1))?;
+    #[cfg(target_os = "linux")]
+    // Advice only: without large pages it is memory all the same.
+    let _ = memory.advise(memmap2::Advice::HugePage);
+    Ok(memory)
+}
+
 enum Backing {
     Map(memmap2::Mmap),
     Copy(Box<[u8]>),
