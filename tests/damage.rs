@@ -388,6 +388,30 @@ fn every_missing_swapped_or_old_file_is_harmless_or_named() {
     }
 }
 
+#[test]
+fn a_damaged_key_table_or_copy_of_the_list_costs_a_warning() {
+    const SEAL: u64 = 64;
+    let subject = closed();
+    let sealed: Vec<_> = files(&subject.disk)
+        .into_iter()
+        .filter(|(name, len)| match subject.disk.read_file(name) {
+            Some(bytes) if name != "STORE" => bytes[(*len - SEAL) as usize..].starts_with(b"TIDESEAL"),
+            _ => false,
+        })
+        .collect();
+    assert!(sealed.len() > 1);
+    let tables =
+        sealed.iter().flat_map(|(name, len)| (1..20).map(move |back| (name.as_str(), len - SEAL - back)));
+    let list = [("STORE", 20), ("STORE", 40), ("STORE", (64 << 10) + 40)];
+    for (name, at) in tables.chain(list) {
+        let damaged = subject.disk.kill();
+        damaged.flip_bit(name, at, 2);
+        let db = open(&damaged, &ManualClock::new(), 5).expect("it costs nothing but time");
+        assert_eq!(shown(&db).unwrap(), subject.states[0], "byte {at} of {name}");
+        assert_eq!(db.report().warnings.len(), 1, "byte {at} of {name}");
+    }
+}
+
 /// An old copy of one file among newer ones. A whole directory put back is not to be told from a store that
 /// nobody wrote to since (B9); one file is.
 #[test]
