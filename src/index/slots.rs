@@ -175,7 +175,7 @@ impl SlotsWriter {
     pub fn remove(&mut self, hash: u64, place: Place) -> bool {
         let guard = &epoch::pin();
         let Some(slot) = self.0.table(hash, guard).slot(hash, place) else { return false };
-        slot.store(0, Ordering::Release);
+        Table::vacate(slot);
         self.count(usize::wrapping_sub);
         true
     }

@@ -8,8 +8,11 @@
 //! hash an entry came from. It need not be known: which two lines a hash owns is the same in every
 //! table, so a split copies each word to the same line and the same slot of the half that its tag bit
 //! names, and whoever looks at the two lines still meets it. Walking on from a full line to the next
-//! would not do: the half leaves gaps, and a walk ends at a gap. For the same reason an emptied slot
-//! is free at once, without a mark that it was used.
+//! would not do: the half leaves gaps, and a walk ends at a gap.
+//!
+//! **Why most look-ups need one line.** An entry goes to its twin only when its home is full, so a home
+//! that never was full answers alone, for hits and for misses. That it once was must not be forgotten:
+//! a slot that a split or a removal vacates in a full line is marked [`VACATED`], not [`EMPTY`].
 //!
 //! The spill takes what neither line can, when a split would not help: many equal hashes, or a tag
 //! with no bits left. It is a list of blocks of doubling size, searched in full: slow, and correct.
@@ -36,10 +39,12 @@ const LINE_BITS: u32 = 9;
 const LINES: usize = 1 << LINE_BITS;
 /// Below this many entries two full lines are a matter of equal hashes, not of load: spill.
 const SPLIT_MIN: usize = LINES * LINE_SLOTS / 2;
-/// Up to here an entry goes to its home line, then to the emptier of the two.
-const HOME_FIRST: usize = 4;
 
+/// A slot that never held an entry since its line was made.
 const EMPTY: u64 = 0;
+/// A free slot of a line that was full once: entries of its hashes may lie in their twins. No entry looks
+/// like it, for no op lies at offset 1.
+const VACATED: u64 = 1;
 
 /// Where an op lies, as the index remembers it.
 ///
@@ -98,8 +103,14 @@ impl Line {
         self.0.iter().map(|slot| slot.load(Ordering::Relaxed))
     }
 
+    /// Whether it has never been full: then no entry of its hashes lies elsewhere.
+    #[inline(always)]
+    fn is_open(&self) -> bool {
+        self.words().any(|word| word == EMPTY)
+    }
+
     fn used(&self) -> usize {
-        self.words().filter(|&word| word != EMPTY).count()
+        self.words().filter(|&word| is_entry(word)).count()
     }
 
     /// The first slot that holds `word`.
@@ -109,7 +120,8 @@ impl Line {
 
     fn try_put(&self, word: u64) -> bool {
         // Pairs with the Acquire in `find`: who sees the word sees the bytes it points to.
-        self.slot(EMPTY).map(|slot| slot.store(word, Ordering::Release)).is_some()
+        let free = self.slot(EMPTY).or_else(|| self.slot(VACATED));
+        free.map(|slot| slot.store(word, Ordering::Release)).is_some()
     }
 }
 
@@ -158,7 +170,6 @@ impl Table {
         mut probe: impl FnMut(Place) -> Result<Option<T>, E>,
     ) -> Result<Option<T>, E> {
         let tag = hash >> TAG_SHIFT;
-        // One line after the other: asking for both at once was slower, hit or miss.
         for line in self.pair(hash) {
             let mut bits = line.matches(tag);
             while bits != 0 {
@@ -167,6 +178,9 @@ impl Table {
                     return Ok(Some(found));
                 }
                 bits &= bits - 1;
+            }
+            if line.is_open() {
+                return Ok(None);
             }
         }
         if self.spill.get().is_some() { self.find_spilled(tag, probe) } else { Ok(None) }
@@ -192,16 +206,19 @@ impl Table {
         self.pair(hash).into_iter().chain(self.spilled()).find_map(|line| line.slot(word))
     }
 
+    /// Frees a slot. As if its line had been full: nobody looks whether it was.
+    #[cfg(test)]
+    pub(super) fn vacate(slot: &AtomicU64) {
+        slot.store(VACATED, Ordering::Release);
+    }
+
     /// Adds the entry, or says that the table has to split first.
     pub(super) fn try_insert(&self, hash: u64, place: Place) -> bool {
         let word = place.word(hash);
         let [home, twin] = self.pair(hash);
-        let home_used = home.used();
-        let line = if home_used < HOME_FIRST || home_used <= twin.used() { home } else { twin };
-        if line.try_put(word) {
+        if home.try_put(word) || twin.try_put(word) {
             return true;
         }
-        // The emptier of the two is full, so both are.
         let split_helps = self.depth < TAG_BITS && self.used() >= SPLIT_MIN;
         if !split_helps {
             self.spill(word);
@@ -234,12 +251,16 @@ impl Table {
         let halves = [Table::new(self.depth + 1), Table::new(self.depth + 1)];
         let side = |word: u64| (word >> (63 - self.depth)) as usize & 1;
         for (n, line) in self.lines.iter().enumerate() {
-            for (slot, word) in line.words().enumerate().filter(|&(_, word)| word != EMPTY) {
-                // Relaxed, as nobody sees the half until the directory points to it.
-                halves[side(word)].lines[n].0[slot].store(word, Ordering::Relaxed);
+            let rest = if line.is_open() { EMPTY } else { VACATED };
+            for (slot, word) in line.words().enumerate() {
+                for (half, table) in halves.iter().enumerate() {
+                    let stays = is_entry(word) && side(word) == half;
+                    // Relaxed, as nobody sees the half until the directory points to it.
+                    table.lines[n].0[slot].store(if stays { word } else { rest }, Ordering::Relaxed);
+                }
             }
         }
-        for word in self.spilled().flat_map(Line::words).filter(|&word| word != EMPTY) {
+        for word in self.spilled().flat_map(Line::words).filter(|&word| is_entry(word)) {
             halves[side(word)].spill(word);
         }
         halves
@@ -251,6 +272,11 @@ impl Table {
     }
 }
 
+#[inline(always)]
+const fn is_entry(word: u64) -> bool {
+    word > VACATED
+}
+
 /// Reads the slot again, for good: a hint may have been overtaken, and tag 0 also matches empty slots.
 #[inline(always)]
 fn offer<T, E>(
@@ -260,5 +286,5 @@ fn offer<T, E>(
 ) -> Result<Option<T>, E> {
     // Pairs with the Release of whoever stored the word.
     let word = slot.load(Ordering::Acquire);
-    if word >> TAG_SHIFT == tag && word != EMPTY { probe(Place::unpack(word)) } else { Ok(None) }
+    if word >> TAG_SHIFT == tag && is_entry(word) { probe(Place::unpack(word)) } else { Ok(None) }
 }
