@@ -71,7 +71,17 @@ impl Engine {
                 return Ok(append(&mut tail));
             }
             drop(tail);
-            self.pool.provide(HEADER_BYTES + room, need)?;
+            let provided = self.pool.provide(HEADER_BYTES + room, need);
+            self.check_list();
+            provided?;
+        }
+    }
+
+    /// A sync of the list of segments that failed poisons the store like one of the log: it says the same of
+    /// the disk, and without the list there will be no further segment.
+    pub fn check_list(&self) {
+        if let Err(e) = self.pool.check_list() {
+            self.poison(e);
         }
     }
 

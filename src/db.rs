@@ -290,10 +290,15 @@ fn open_dir(dir: &Path, existing: bool) -> Result<Arc<dyn Storage>> {
 }
 
 fn take_lock(storage: &dyn Storage, options: &Options) -> Result<Option<Box<dyn Send + Sync>>> {
+    // A copy on a read-only medium may come without its lock file; nobody can write there.
+    let is_missing = |e: io::Error| e.kind() == io::ErrorKind::NotFound;
+    if options.read_only && storage.open(name::LOCK, Access::Read).is_err_and(is_missing) {
+        return Ok(None);
+    }
     match storage.lock(name::LOCK) {
         Ok(lock) => Ok(Some(lock)),
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Err(Error::Locked { dir: storage.describe() }),
-        // A copy on a read-only medium may come without its lock file; nobody can write there.
+        // On a medium that knows no locks nobody can write.
         Err(_) if options.read_only => Ok(None),
         Err(e) => Err(Error::io(format!("locking {}", storage.describe()), e)),
     }
@@ -450,8 +455,12 @@ impl Shared {
             let _ = thread.join();
         }
         let sealed = if engine.options.read_only { Ok(()) } else { engine.seal_all() };
-        // Whoever still waits learns that nothing more will come.
+        // Whoever still waits learns that nothing more will come, and whoever holds a lease that the next
+        // process may grant anew.
         drop(engine.progress.poison());
+        engine.leases.for_each(|_, _, grant| {
+            grant.end();
+        });
         *self.lock.lock() = None;
         sealed
     }
@@ -530,6 +539,7 @@ fn run_spares(engine: &Engine, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         // A full disk is told to the write that needs a spare and finds none; it asks again itself.
         let _ = engine.pool.refill();
+        engine.check_list();
         engine.pool_bell.listen(None);
     }
 }

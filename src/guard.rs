@@ -43,8 +43,8 @@ impl Keyspace {
         LeaseRequest { keyspace: self, key, ttl: Ttl::new(DEFAULT_TTL), owner: None }
     }
 
-    /// Renews the lease of a holder in another process, named by (key, token, owner): until now and its
-    /// ttl. The holder counts from before it asked.
+    /// Renews the lease of a holder in another process, named by (key, token, owner), and answers how long
+    /// it lasts from now on: [`Duration::MAX`] for [`Ttl::INFINITE`]. The holder counts from before it asked.
     ///
     /// # Errors
     /// [`Error::NotHeld`]: it was released, broken or taken over, or was never granted.
@@ -52,8 +52,10 @@ impl Keyspace {
     pub fn renew(&self, key: &[u8], token: Token, owner: OwnerId) -> Result<Duration> {
         let fence = self.fence_name(key)?;
         let engine = &self.shared.engine;
-        let deadline = engine.renew(&self.state, fence, token, owner)?;
-        Ok(Duration::from_nanos(deadline.saturating_sub(engine.options.clock.now())))
+        match engine.renew(&self.state, fence, token, owner)? {
+            u64::MAX => Ok(Duration::MAX),
+            deadline => Ok(Duration::from_nanos(deadline.saturating_sub(engine.options.clock.now()))),
+        }
     }
 
     /// Releases the lease of a holder in another process, named by (key, token, owner).

@@ -281,7 +281,6 @@ impl LeaseTable {
     }
 
     /// Shows every grant, shard by shard, each shard at one moment. `show` must not call this table.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the list of holders, which comes later"))]
     pub(crate) fn for_each(&self, mut show: impl FnMut(KeyspaceId, &[u8], &Arc<Grant>)) {
         for shard in &self.shards {
             for (keyspace, fences) in shard.lock().iter() {

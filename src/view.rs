@@ -66,7 +66,7 @@ impl Snapshot {
     }
 
     fn walk(&self, keyspace: &Keyspace, from: Bound<Vec<u8>>, to: Bound<Vec<u8>>) -> Iter {
-        let failed = self.check_store(keyspace).err();
+        let failed = self.check_store(keyspace).and_then(|()| keyspace.shared.check_readable()).err();
         Iter { walk: Walk::new(self.pin.clone(), keyspace.state.clone(), from, to), failed }
     }
 

@@ -190,6 +190,14 @@ impl Pool {
         Ok(())
     }
 
+    /// Whether the list on disk is known.
+    ///
+    /// # Errors
+    /// An earlier sync of it failed.
+    pub fn check_list(&self) -> io::Result<()> {
+        self.list.lock().check()
+    }
+
     /// Every byte the store takes on disk in segments.
     pub fn disk_bytes(&self) -> u64 {
         self.disk_bytes.load(Ordering::Relaxed)
