@@ -329,12 +329,12 @@ impl Keyspace {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn range(&self, range: impl RangeBounds<Vec<u8>>) -> Iter {
-        Snapshot::new(&self.shared).range(self, range)
+        Snapshot::new(&self.shared).range(self, range).only_if(self.shared.check_readable())
     }
 
     /// The keys and values whose keys start with `prefix`, as of now.
     pub fn prefix(&self, prefix: &[u8]) -> Iter {
-        Snapshot::new(&self.shared).prefix(self, prefix)
+        Snapshot::new(&self.shared).prefix(self, prefix).only_if(self.shared.check_readable())
     }
 
     pub(crate) fn fence_name<'k>(&self, key: &'k [u8]) -> Result<&'k [u8]> {

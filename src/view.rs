@@ -66,7 +66,7 @@ impl Snapshot {
     }
 
     fn walk(&self, keyspace: &Keyspace, from: Bound<Vec<u8>>, to: Bound<Vec<u8>>) -> Iter {
-        let failed = self.check_store(keyspace).and_then(|()| keyspace.shared.check_readable()).err();
+        let failed = self.check_store(keyspace).err();
         Iter { walk: Walk::new(self.pin.clone(), keyspace.state.clone(), from, to), failed }
     }
 
@@ -89,6 +89,12 @@ pub struct Iter {
 }
 
 impl Iter {
+    /// The iterator, or that error for ever.
+    pub(crate) fn only_if(mut self, open: Result<()>) -> Self {
+        self.failed = self.failed.or(open.err());
+        self
+    }
+
     fn step(&mut self, step: impl FnOnce(&mut Walk) -> Result<Option<(Vec<u8>, Value)>>) -> Option<Item> {
         if let Some(error) = &self.failed {
             return Some(Err(error.clone()));

@@ -402,7 +402,7 @@ fn a_damaged_key_table_or_copy_of_the_list_costs_a_warning() {
     assert!(sealed.len() > 1);
     let tables =
         sealed.iter().flat_map(|(name, len)| (1..20).map(move |back| (name.as_str(), len - SEAL - back)));
-    let list = [("STORE", 20), ("STORE", 40), ("STORE", (64 << 10) + 40)];
+    let list = [("STORE", 20), ("STORE", 40), ("STORE", (16 << 10) + 40)];
     for (name, at) in tables.chain(list) {
         let damaged = subject.disk.kill();
         damaged.flip_bit(name, at, 2);

@@ -20,7 +20,9 @@ pub(crate) struct List {
     block: StoreBlock,
     /// Bytes set aside for one copy.
     capacity: usize,
-    /// A write of it failed: what is on the disk is unknown, and so nothing may rest on it.
+    /// The copy to write first: never the only one that is known to be whole.
+    first: usize,
+    /// A sync of it failed: what is on the disk is unknown, and so nothing may rest on it.
     failed: bool,
 }
 
@@ -36,7 +38,7 @@ impl List {
     pub fn create(storage: Arc<dyn Storage>, block: StoreBlock) -> io::Result<Self> {
         let capacity = STORE_COPY_BYTES;
         let file = write_new(&*storage, &block, capacity)?;
-        Ok(List { storage, file, block, capacity, failed: false })
+        Ok(List { storage, file, block, capacity, first: 0, failed: false })
     }
 
     /// Reads the newest valid copy; `None` when there is no `STORE`.
@@ -60,7 +62,7 @@ impl List {
         let Some(block) = newest else {
             return Err(Error::corrupt(name::STORE, 0, "both copies of the segment list are damaged"));
         };
-        Ok(Some((List { storage, file, block, capacity, failed: false }, damage)))
+        Ok(Some((List { storage, file, block, capacity, first: 0, failed: false }, damage)))
     }
 
     pub fn block(&self) -> &StoreBlock {
@@ -95,16 +97,17 @@ impl List {
         if bytes.len() > self.capacity {
             return self.grow(block, bytes.len());
         }
-        self.write_copy(&bytes, 0)?;
-        // Durable in one copy is durable: the newest valid one counts. Should the other fail now, the next
-        // change or the next open repairs it.
+        let (first, second) = (self.first, 1 - self.first);
+        self.write_copy(&bytes, first)?;
+        // Durable in one copy is durable: the newest valid one counts. Should the other fail now, it is the
+        // one that the next change begins with, or the next open repairs.
         self.block = block;
-        let _ = self.write_copy(&bytes, self.capacity as u64);
+        self.first = if self.write_copy(&bytes, second).is_ok() { 0 } else { second };
         Ok(())
     }
 
-    fn write_copy(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.file.write_all_at(bytes, offset)?;
+    fn write_copy(&mut self, bytes: &[u8], copy: usize) -> io::Result<()> {
+        self.file.write_all_at(bytes, (copy * self.capacity) as u64)?;
         let synced = self.file.sync_data();
         self.failed |= synced.is_err();
         synced
@@ -115,7 +118,7 @@ impl List {
         let capacity = bytes.next_power_of_two();
         match write_new(&*self.storage, &block, capacity) {
             Ok(file) => {
-                (self.file, self.block, self.capacity) = (file, block, capacity);
+                (self.file, self.block, self.capacity, self.first) = (file, block, capacity, 0);
                 Ok(())
             }
             Err(e) => {

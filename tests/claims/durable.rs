@@ -366,13 +366,18 @@ fn r1_a_store_opens_after_any_failure_of_the_disk_while_a_segment_was_made() {
             sim.disk.fail(fault.clone());
             let mut written = 0u32;
             let error = loop {
-                assert!(written < 1000, "{fault:?} never hits");
+                // A second copy of the list that fails is repaired by the next change: nobody need hear of it.
+                if written == 200 {
+                    break None;
+                }
                 match ks.put(token(1), &written.to_be_bytes(), &[1; 900]) {
                     Ok(_) => written += 1,
-                    Err(error) => break error,
+                    Err(error) => break Some(error),
                 }
             };
-            assert!(matches!(error, Error::Io { .. } | Error::Indeterminate { .. }), "{error:?}");
+            assert!(sim.disk.faults_fired() > 0, "{fault:?} never hits");
+            let expected = matches!(error, None | Some(Error::Io { .. } | Error::Indeterminate { .. }));
+            assert!(expected, "{error:?}");
             drop((ks, db));
             for disk in [sim.disk.kill(), sim.disk.crash(Crash::None, 0), sim.disk.crash(Crash::All, 0)] {
                 let left = Sim::on(disk);
