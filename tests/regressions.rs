@@ -227,3 +227,44 @@ fn a_list_that_outgrew_its_file_is_durable_under_its_name() {
     }
     assert!(grown > 0, "no kill came behind the rename");
 }
+
+/// The second copy of the list failed to be written, so it is no longer sure to be whole. The next change
+/// overwrote the first one before it, and a power cut in the middle of that left none.
+#[test]
+fn the_copy_of_the_list_that_failed_is_written_before_the_good_one() {
+    for cut in 0..40 {
+        let disk = SimDisk::new();
+        // Opened again, for the list was made under another name.
+        start(&disk, 1).close().unwrap();
+        let db = start(&disk, 1);
+        let rows = external(&db);
+        // The first copy is written, the second one only in part.
+        disk.fail(Fault::new(CallKind::WriteAt, ErrorKind::Other).on("STORE").nth(1).partial(30));
+        let mut written = 0u32;
+        let mut put = |stops: bool| match rows.put(token(1), &written.to_be_bytes(), &[7; 900]) {
+            Ok(_) => {
+                written += 1;
+                true
+            }
+            Err(error) => {
+                assert!(stops, "{error}");
+                false
+            }
+        };
+        for _ in 0..200 {
+            if disk.faults_fired() == 0 {
+                put(false);
+            }
+        }
+        assert!(disk.faults_fired() > 0, "the second copy was never written");
+        disk.stop_at(disk.calls() + cut);
+        while !disk.is_stopped() && put(true) {}
+        drop(db);
+        for seed in 0..4 {
+            let image = disk.crash(Crash::Torn { bytes: true }, seed);
+            let db = start(&image, 2);
+            let found = external(&db).iter().count() as u32;
+            assert!(found >= written, "cut {cut}: {found} of {written}");
+        }
+    }
+}
