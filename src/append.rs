@@ -107,7 +107,7 @@ impl Engine {
         if self.pool.is_low() {
             self.pool_bell.ring();
         }
-        let (image, appender) = match Image::new(spare.listed.bytes, HEADER_BYTES) {
+        let (image, appender) = match self.images.take(spare.listed.bytes, HEADER_BYTES) {
             Ok(made) => made,
             Err(e) => {
                 self.pool.give_back(spare);

@@ -293,6 +293,7 @@ impl Engine {
         }
         committer.before = end;
         self.segments.set(Arc::new(sealed_form(segment, filled.end, self.options.read_mode)?));
+        self.images.keep(filled.image.clone());
         Ok(())
     }
 }

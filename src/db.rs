@@ -12,6 +12,7 @@ use crate::format::name;
 use crate::group_commit::{Doorbell, Due, Heard, Progress, WakerSlot};
 use crate::keyspace::Keyspace;
 use crate::lease::LeaseTable;
+use crate::log::image::Images;
 use crate::log::list::List;
 use crate::log::pool::{Need, Pool};
 use crate::op::{KeyspaceValue, Kind, Links, Op, check_keyspace_name};
@@ -361,6 +362,7 @@ fn assemble(storage: Arc<dyn Storage>, dir: String, options: Options, recovered:
         seed: replay.seed,
         slots: replay.slots,
         segments: replay.segments,
+        images: Images::default(),
         keyspaces: RwLock::new(replay.keyspaces),
         progress: Progress::new(durable),
         tail: Mutex::new(Tail {

@@ -14,7 +14,7 @@ use crate::format::header::{End, Listed};
 use crate::group_commit::{Doorbell, Progress};
 use crate::index::{OrderedKeys, Slots, SlotsWriter, name_hash};
 use crate::lease::LeaseTable;
-use crate::log::image::{Appender, Image};
+use crate::log::image::{Appender, Image, Images};
 use crate::log::pool::Pool;
 use crate::log::scan::Table;
 use crate::log::segment::{OpRef, Segment, Segments};
@@ -231,6 +231,7 @@ pub(crate) struct Engine {
     pub seed: u64,
     pub slots: Arc<Slots>,
     pub segments: Segments,
+    pub images: Images,
     pub keyspaces: RwLock<Vec<Arc<KeyspaceState>>>,
     pub progress: Progress,
     pub tail: Mutex<Tail>,

@@ -260,7 +260,7 @@ fn the_copy_of_the_list_that_failed_is_written_before_the_good_one() {
         disk.stop_at(disk.calls() + cut);
         while !disk.is_stopped() && put(true) {}
         drop(db);
-        for seed in 0..4 {
+        for seed in 0..40 {
             let image = disk.crash(Crash::Torn { bytes: true }, seed);
             let db = start(&image, 2);
             let found = external(&db).iter().count() as u32;

@@ -9,19 +9,19 @@
 #![allow(unsafe_code)]
 
 use crate::storage::memory;
-use crate::sync::{Arc, AtomicUsize, Ordering};
+use crate::sync::{Arc, AtomicUsize, Mutex, Ordering};
 use std::io;
 use std::ptr::NonNull;
 
 /// A fixed number of bytes, appended once and never changed.
 pub(crate) struct Image {
-    /// Where the bytes of `_memory` lie. Reached only through this pointer.
+    /// Where the bytes of `memory` lie. Reached only through this pointer.
     start: NonNull<u8>,
     capacity: usize,
     /// Bytes below are appended and immutable. The appender's release store pairs with the acquire
     /// load of readers.
     end: AtomicUsize,
-    _memory: memmap2::MmapMut,
+    memory: memmap2::MmapMut,
 }
 
 // SAFETY: the bytes are plain memory owned by the image. Only the one `Appender` writes, only at or
@@ -38,12 +38,14 @@ impl Image {
     /// An image of `capacity` bytes that starts with `head` zeros (a block that is never read), and
     /// the one appender.
     pub fn new(capacity: u32, head: u32) -> io::Result<(Arc<Image>, Appender)> {
-        let capacity = capacity.max(head) as usize;
-        let mut memory = memory(capacity)?;
+        Ok(Self::over(memory(capacity.max(head) as usize)?, head))
+    }
+
+    fn over(mut memory: memmap2::MmapMut, head: u32) -> (Arc<Image>, Appender) {
+        let capacity = memory.len();
         let start = NonNull::from(&mut memory[..]).cast();
-        let image =
-            Arc::new(Image { start, capacity, end: AtomicUsize::new(head as usize), _memory: memory });
-        Ok((image.clone(), Appender(image)))
+        let image = Arc::new(Image { start, capacity, end: AtomicUsize::new(head as usize), memory });
+        (image.clone(), Appender(image))
     }
 
     /// Everything appended so far.
@@ -51,6 +53,38 @@ impl Image {
         let end = self.end.load(Ordering::Acquire);
         // SAFETY: `end <= capacity`, and the bytes below `end` are initialised and no longer written.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), end) }
+    }
+}
+
+/// Images that were sealed, to be used again: fresh memory costs more than all that is written into it.
+#[derive(Debug, Default)]
+pub(crate) struct Images(Mutex<Vec<Arc<Image>>>);
+
+impl Images {
+    /// At most so many are kept.
+    const MOST: usize = 2;
+
+    /// Keeps an image that nothing is appended to any more; readers may still be in it.
+    pub fn keep(&self, image: Arc<Image>) {
+        let mut kept = self.0.lock();
+        if kept.len() < Self::MOST {
+            kept.push(image);
+        }
+    }
+
+    /// An image as [`Image::new`] gives it, over the memory of one that no reader is in any more where there
+    /// is one. What it held stays behind its end, where nobody reads.
+    pub fn take(&self, capacity: u32, head: u32) -> io::Result<(Arc<Image>, Appender)> {
+        let mut kept = self.0.lock();
+        let at = kept
+            .iter()
+            .position(|image| image.capacity == capacity as usize && Arc::strong_count(image) == 1);
+        let free = at.and_then(|at| Arc::into_inner(kept.swap_remove(at)));
+        drop(kept);
+        match free {
+            Some(image) => Ok(Image::over(image.memory, head)),
+            None => Image::new(capacity, head),
+        }
     }
 }
 
@@ -113,6 +147,27 @@ mod tests {
         });
         assert_eq!(image.bytes(), twin);
         assert_eq!(appender.end() as usize, twin.len());
+    }
+
+    /// Memory is used again only when nobody reads it.
+    #[test]
+    fn an_image_that_is_still_read_is_not_used_again() {
+        let images = Images::default();
+        let (image, mut appender) = images.take(1 << 12, 8).unwrap();
+        appender.append(b"first");
+        drop(appender);
+        images.keep(image.clone());
+        let (other, mut appender) = images.take(1 << 12, 8).unwrap();
+        appender.append(b"other");
+        assert_eq!(&image.bytes()[8..], b"first");
+        assert_eq!(&other.bytes()[8..], b"other");
+        let start = image.start;
+        drop(image);
+        let (again, mut appender) = images.take(1 << 12, 8).unwrap();
+        assert_eq!(again.start, start, "the memory that is free now");
+        assert_eq!(again.bytes().len(), 8, "what it held is not shown");
+        appender.append(b"2nd");
+        assert_eq!(&again.bytes()[8..], b"2nd");
     }
 
     #[test]
