@@ -267,6 +267,8 @@ impl Segments {
             old.pins.retire();
         }
         retire(old, &guard);
+        // Else it would wait for sixty-three more, with its memory or map.
+        guard.flush();
     }
 }
 
