@@ -465,7 +465,9 @@ impl Engine {
         let mut committer = self.committer.lock();
         let filled = {
             let mut tail = self.tail.lock();
-            tail.retire_active();
+            if tail.active.as_ref().is_some_and(|active| active.frames > 0) {
+                tail.retire_active();
+            }
             tail.filled.pop_front()
         };
         let Some(filled) = filled else { return Ok(()) };
