@@ -2,7 +2,7 @@
 //!
 //! Read next: `guard.rs`, where tokens come from.
 
-use crate::admit::{Change, ChangeKind, Condition, Expect, Fence, Refused, Write};
+use crate::admit::{Change, ChangeKind, Condition, Expect, Fence, Refused, Require, Write};
 use crate::append::{frame_bytes, room};
 use crate::batch::{check_batch_bytes, large_checksum};
 use crate::commit::Answer;
@@ -198,7 +198,14 @@ impl Keyspace {
             fence: 0,
         };
         let bytes = frame_bytes(1, name.len());
-        let write = Write { changes: &[change], fences: &fences, conditions: &[], op: None, bytes };
+        let write = Write {
+            changes: &[change],
+            fences: &fences,
+            conditions: &[],
+            op: None,
+            require: Require::Newest,
+            bytes,
+        };
         let (answer, already) = engine.with_room(room(bytes, 1), Need::Privileged, |tail| {
             let (judged, already) = self.judge_raise(tail, &write);
             (engine.answer(tail, judged), already)
@@ -374,6 +381,7 @@ impl Keyspace {
             fences: &[fence],
             conditions: condition.as_slice(),
             op,
+            require: Require::Newest,
             bytes,
         })
     }
@@ -460,8 +468,14 @@ impl Keyspace {
                 fence: fences.len() - 1,
             });
         }
-        let write =
-            Write { changes: &changes, fences: &fences, conditions: &[], op: None, bytes: found.bytes };
+        let write = Write {
+            changes: &changes,
+            fences: &fences,
+            conditions: &[],
+            op: None,
+            require: Require::Newest,
+            bytes: found.bytes,
+        };
         let judged = if changes.is_empty() { Ok(Lsn::ZERO) } else { engine.judge_and_append(tail, &write) };
         engine.answer(tail, judged)
     }
