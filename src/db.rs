@@ -410,7 +410,8 @@ impl Shared {
     /// Starts the thread that hands leases over, if it does not run: a store that grants none has none.
     pub fn tend_leases(&self) -> Result<()> {
         let engine = &self.engine;
-        if !engine.options.background || self.tends_leases.load(Ordering::Acquire) {
+        let nobody = engine.options.read_only || !engine.options.background;
+        if nobody || self.tends_leases.load(Ordering::Acquire) {
             return Ok(());
         }
         let mut threads = self.threads.lock();

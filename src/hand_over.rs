@@ -151,7 +151,9 @@ impl Engine {
             match grant.free_at() {
                 Some(at) if at > now => self.waiters.visit_at(&waiter.queue, at),
                 // It ended between the two looks.
-                _ => served = Served::Again,
+                Some(_) => served = Served::Again,
+                // The store is being closed: all who wait are told.
+                None => {}
             }
         }
         served

@@ -42,9 +42,10 @@ mod keyspace;
 mod block;
 mod guard;
 mod acquire;
+mod request;
 mod oversee;
 
-pub use acquire::{Acquire, LeaseRequest};
+pub use acquire::Acquire;
 pub use admit::{Expect, Require};
 pub use batch::Batch;
 #[cfg(any(test, feature = "sim", fuzzing))]
@@ -60,6 +61,7 @@ pub use options::{
 };
 pub use oversee::{Broken, Holder};
 pub use recover::OpenReport;
+pub use request::LeaseRequest;
 pub use slots::MAX_SLOTS;
 pub use snapshot::Value;
 pub use stats::{Health, Stats};

@@ -1,3 +1,5 @@
+//! The first thing a user does.
+
 use std::time::Duration;
 use tidewall::*;
 
