@@ -103,10 +103,12 @@ fn a_lease_without_an_end_from_before_stays_listed_and_can_be_broken() {
     let token = lease.token();
     std::mem::forget(lease);
     let mut disk = sim.disk.crash(tidewall::storage::Crash::None, 0);
-    for _ in 0..3 {
-        let (db, jobs) = open_sim(&disk, &sim.clock, Options::new());
+    for round in 0..3 {
+        let (db, jobs) = open_sim(&disk, &sim.clock, Options::new().lease_grace(ms(200)));
         let holders = jobs.holders(b"");
         assert_eq!(holders.len(), 1);
+        // Grace is for the run just before, also for what has no end.
+        assert_eq!(holders[0].remaining, Some(ms(if round == 0 { 200 } else { 0 })));
         assert_eq!((holders[0].owner, holders[0].token, holders[0].is_live), (owner, token, false));
         drop((db, jobs));
         disk = disk.crash(tidewall::storage::Crash::None, 0);

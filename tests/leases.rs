@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::thread;
 use support::{block_on, counting_waker, eventually, ms, open_sim, poll_once, sim, store};
 use tidewall::storage::SimDisk;
-use tidewall::{Ending, Error, Expect, KeyspaceOptions, ManualClock, OpId, Options, OwnerId, Require, Token};
+use tidewall::{
+    Clock, Ending, Error, Expect, KeyspaceOptions, ManualClock, OpId, Options, OwnerId, Require, Token,
+};
 
 // Waiting.
 
@@ -64,6 +66,36 @@ fn a_waiter_returns_at_its_own_deadline_and_never_gets_the_grant() {
         assert!(matches!(answer, Err(Error::Timeout { after }) if after == ms(50)), "{answer:?}");
     });
     assert_eq!(store.jobs.mark(b"f").unwrap().unwrap().get(), 1, "no token is burnt");
+}
+
+/// A clock that jumps without telling anybody, as a suspended machine's does.
+#[derive(Debug)]
+struct Silent(ManualClock);
+
+impl Clock for Silent {
+    fn now(&self) -> u64 {
+        self.0.now()
+    }
+}
+
+#[test]
+fn a_release_after_the_deadline_of_a_waiter_gives_it_nothing() {
+    // Nobody has told the store that the time is over, so the release is the first thing it hears of.
+    let clock = ManualClock::new();
+    let options = Options::new().storage(SimDisk::new()).clock(Silent(clock.clone()));
+    let db = options.open("sim").unwrap();
+    let jobs = db.keyspace("jobs", KeyspaceOptions::new()).unwrap();
+    for n in 0..20 {
+        let held = jobs.lease(b"f").ttl(ms(10_000)).acquire().unwrap();
+        let mut waiting = Box::pin(jobs.lease(b"f").wait(ms(50)).acquire_async());
+        assert!(poll_once(waiting.as_mut()).is_pending());
+        eventually(|| db.stats().watched_leases == 1);
+        clock.advance(ms(50));
+        held.release().unwrap();
+        let answer = block_on(waiting);
+        assert!(matches!(answer, Err(Error::Timeout { .. })), "{answer:?}");
+        assert_eq!(jobs.mark(b"f").unwrap().unwrap().get(), n + 1, "no token is burnt");
+    }
 }
 
 #[test]
