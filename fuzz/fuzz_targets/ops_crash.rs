@@ -97,7 +97,8 @@ fn run(rows: &Keyspace, db: &tidewall::Db, model: &mut Model, op: &Op) {
             settle(model, &[k], t(n).get(), None, rows.delete(t(n), &key(k)).map(drop));
         }
         Op::DeletePrefix { token: n } => {
-            let present: Vec<u8> = (0..8).filter(|&k| matches!(rows.contains_key(&key(k)), Ok(true))).collect();
+            let present: Vec<u8> =
+                (0..8).filter(|&k| matches!(rows.contains_key(&key(k)), Ok(true))).collect();
             settle(model, &present, t(n).get(), None, rows.delete_prefix(t(n), b"").map(drop));
         }
         Op::Raise { key: k, token: n } => match rows.raise(t(n), &key(k)) {
