@@ -72,6 +72,35 @@ pub enum Expect {
     Version(Lsn),
 }
 
+/// What a write requires of its tokens, beyond that they are not fenced.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let db = tidewall::Db::open(dir.path().join("data"))?;
+/// # let jobs = db.keyspace("jobs", tidewall::KeyspaceOptions::new())?;
+/// use tidewall::{Error, Require};
+/// let lease = jobs.lease(b"job-7").acquire()?;
+/// let token = lease.token();
+/// lease.release()?;
+/// jobs.put(token, b"job-7", b"late")?; // nobody came after: the token is still the newest
+/// let mut batch = db.batch();
+/// batch.put(&jobs, token, b"job-7", b"later")?;
+/// batch.require(Require::Live);
+/// assert!(matches!(batch.commit(), Err(Error::Expired { .. })));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+#[non_exhaustive]
+pub enum Require {
+    /// Nothing else. The default: a token is good until a newer one exists.
+    #[default]
+    Newest,
+    /// Each token's lease on the fence it writes to is live at the write's place in the order: a holder whose
+    /// time is over is refused ([`Error::Expired`]) even before anybody else has come. Whether a lease is
+    /// live is the clock's word; that a newer token fences an older one never is.
+    Live,
+}
+
 /// A condition of a write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Condition<'a> {
@@ -88,6 +117,7 @@ pub(crate) struct Write<'a> {
     pub fences: &'a [Fence<'a>],
     pub conditions: &'a [Condition<'a>],
     pub op: Option<OpId>,
+    pub require: Require,
     /// At most so many bytes as a frame.
     pub bytes: usize,
 }
@@ -128,6 +158,9 @@ impl Engine {
         };
         let mut conditions = write.conditions.iter();
         judged
+            .and_then(
+                |()| if write.require == Require::Live { self.check_live(write.fences) } else { Ok(()) },
+            )
             .and_then(|()| conditions.try_for_each(|condition| self.check_condition(condition, guard)))
             .map_err(|refused| {
                 // To come so far the tokens had to be good, and so this rests on the marks as well.
@@ -135,6 +168,18 @@ impl Engine {
                 let marks = marks.map(|(fence, view)| view.state.lsn.max(fence.keyspace.floor_lsn()));
                 Refused { rests_on: marks.fold(refused.rests_on, Lsn::max), ..refused }
             })
+    }
+
+    /// The clock is read here, inside of the tail lock: what is live now is live at this place in the order.
+    fn check_live(&self, fences: &[Fence<'_>]) -> Result<(), Refused> {
+        let now = self.options.clock.now();
+        for fence in fences {
+            let grant = self.leases.current(fence.keyspace.id, fence.name);
+            if !grant.is_some_and(|grant| grant.token() == fence.token && grant.is_live(now)) {
+                return Err(Error::Expired { token: fence.token }.into());
+            }
+        }
+        Ok(())
     }
 
     fn check_token(&self, tail: &Tail, fence: &Fence<'_>, view: &FenceView) -> Result<(), Refused> {

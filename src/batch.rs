@@ -5,7 +5,7 @@
 //!
 //! Read next: `keyspace.rs`, where single changes come from.
 
-use crate::admit::{Change, ChangeKind, Condition, Expect, Fence, Write};
+use crate::admit::{Change, ChangeKind, Condition, Expect, Fence, Require, Write};
 use crate::append::{batch_bytes, frame_bytes};
 use crate::commit::Answer;
 use crate::db::{Commit, Shared};
@@ -48,6 +48,7 @@ pub struct Batch {
     changes: Vec<Stored>,
     conditions: Vec<StoredCondition>,
     op: Option<OpId>,
+    require: Require,
 }
 
 #[derive(Debug)]
@@ -68,7 +69,14 @@ struct StoredCondition {
 
 impl Batch {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Batch { shared, bytes: Vec::new(), changes: Vec::new(), conditions: Vec::new(), op: None }
+        Batch {
+            shared,
+            bytes: Vec::new(),
+            changes: Vec::new(),
+            conditions: Vec::new(),
+            op: None,
+            require: Require::Newest,
+        }
     }
 
     /// Writes a value.
@@ -116,6 +124,12 @@ impl Batch {
     /// Numbers the batch, so that a retry of the whole batch is recognised ([`Error::Duplicate`]).
     pub fn op(&mut self, op: OpId) -> &mut Self {
         self.op = Some(op);
+        self
+    }
+
+    /// What the batch requires of its tokens. Default: [`Require::Newest`].
+    pub fn require(&mut self, require: Require) -> &mut Self {
+        self.require = require;
         self
     }
 
@@ -215,6 +229,7 @@ impl Batch {
             fences: &plan.fences,
             conditions: &conditions,
             op: self.op,
+            require: self.require,
             bytes: frame_bytes(plan.changes.len(), self.bytes.len()),
         })
     }

@@ -10,7 +10,7 @@
 use std::fmt;
 
 #[cfg(any(test, feature = "sim", fuzzing))]
-use crate::sync::{Arc, AtomicU64, Ordering};
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 #[cfg(any(test, feature = "sim", fuzzing))]
 use std::time::Duration;
 
@@ -24,6 +24,14 @@ pub trait Clock: Send + Sync + fmt::Debug + 'static {
     ///
     /// Instants of two clocks, or of two runs of the process, must not be compared.
     fn now(&self) -> u64;
+
+    /// Asks to be called after each jump of the clock that the time of the machine does not show; the answer
+    /// says whether to go on calling. For clocks moved by hand: it makes waiters and timers look at once.
+    ///
+    /// Nothing rests on it: by default nobody is called, and a jump is noticed within a quarter of a second.
+    fn watch(&self, changed: Box<dyn Fn() -> bool + Send + Sync>) {
+        drop(changed);
+    }
 }
 
 /// The clock of the operating system: the one a store uses unless it is given another.
@@ -88,27 +96,46 @@ fn since_start() -> u64 {
 /// # }
 /// ```
 #[cfg(any(test, feature = "sim", fuzzing))]
-#[derive(Clone, Debug)]
-pub struct ManualClock(Arc<AtomicU64>);
+#[derive(Clone)]
+pub struct ManualClock(Arc<Hand>);
+
+#[cfg(any(test, feature = "sim", fuzzing))]
+struct Hand {
+    now: AtomicU64,
+    watchers: Mutex<Vec<Box<dyn Fn() -> bool + Send + Sync>>>,
+}
+
+#[cfg(any(test, feature = "sim", fuzzing))]
+impl fmt::Debug for ManualClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ManualClock").field(&self.now()).finish()
+    }
+}
 
 #[cfg(any(test, feature = "sim", fuzzing))]
 impl ManualClock {
     /// A clock that stands at one second.
     pub fn new() -> Self {
-        ManualClock(Arc::new(AtomicU64::new(1_000_000_000)))
+        ManualClock(Arc::new(Hand { now: AtomicU64::new(1_000_000_000), watchers: Mutex::new(Vec::new()) }))
     }
 
     /// Moves the clock forwards; it stops at the largest instant.
     pub fn advance(&self, by: Duration) {
         let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
         // Relaxed: the clock is one word, and orders nothing but itself.
-        self.0.update(Ordering::Relaxed, Ordering::Relaxed, |now| now.saturating_add(by));
+        self.0.now.update(Ordering::Relaxed, Ordering::Relaxed, |now| now.saturating_add(by));
+        self.tell();
     }
 
     /// Puts the clock at an instant, also an earlier one: a clock that breaks its promise, to show
     /// that safety does not rest on it. Instants below 16 become 16.
     pub fn set(&self, nanos: u64) {
-        self.0.store(nanos.max(FIRST), Ordering::Relaxed);
+        self.0.now.store(nanos.max(FIRST), Ordering::Relaxed);
+        self.tell();
+    }
+
+    fn tell(&self) {
+        self.0.watchers.lock().retain(|changed| changed());
     }
 }
 
@@ -122,7 +149,11 @@ impl Default for ManualClock {
 #[cfg(any(test, feature = "sim", fuzzing))]
 impl Clock for ManualClock {
     fn now(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.0.now.load(Ordering::Relaxed)
+    }
+
+    fn watch(&self, changed: Box<dyn Fn() -> bool + Send + Sync>) {
+        self.0.watchers.lock().push(changed);
     }
 }
 

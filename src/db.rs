@@ -11,7 +11,8 @@ use crate::format::header::StoreBlock;
 use crate::format::name;
 use crate::group_commit::{Doorbell, Due, Heard, Progress, WakerSlot};
 use crate::keyspace::Keyspace;
-use crate::lease::LeaseTable;
+use crate::lease::{Bell, Ending};
+use crate::lease_table::LeaseTable;
 use crate::log::image::Images;
 use crate::log::list::List;
 use crate::log::pool::{Need, Pool};
@@ -24,6 +25,8 @@ use crate::storage::{Access, Disk, Storage};
 use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
 use crate::types::{KeyspaceId, Lsn, MAX_KEYSPACES, Token};
 use crate::view::Snapshot;
+use crate::waiters::Waiters;
+use crate::watches::Watches;
 use crossbeam_queue::SegQueue;
 use std::collections::VecDeque;
 use std::future::Future;
@@ -71,6 +74,8 @@ pub struct Db {
 pub(crate) struct Shared {
     pub engine: Arc<Engine>,
     report: OpenReport,
+    /// The thread of the leases runs: started by the first lease that is asked for.
+    tends_leases: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// The operating system's lock on the directory, until the store is closed.
     lock: Mutex<Option<Box<dyn Send + Sync>>>,
@@ -111,10 +116,16 @@ impl Options {
             recovered.report.warnings.push(format!("one copy of STORE was damaged and {repaired}"));
         }
         let report = recovered.report.clone();
+        let recorded = std::mem::take(&mut recovered.replay.recorded);
+        let (grace, read_only) = (self.lease_grace, self.read_only);
         let engine = Arc::new(assemble(storage, name, self, recovered));
+        if !read_only {
+            engine.keep_recorded(recorded, grace)?;
+        }
         let shared = Arc::new(Shared {
             engine,
             report,
+            tends_leases: AtomicBool::new(false),
             threads: Mutex::new(Vec::new()),
             lock: Mutex::new(lock),
             creating: Mutex::new(()),
@@ -254,6 +265,9 @@ impl Db {
             index_bytes: engine.slots.heap_bytes() as u64,
             keys: engine.keyspaces.read().iter().map(|keyspace| keyspace.keys.len() as u64).sum(),
             leases: engine.leases.len() as u64,
+            expiries: engine.bell.expired(),
+            waiting: engine.waiters.len() as u64,
+            watched_leases: engine.watches.len() as u64,
             pinned_values: engine.segments.pinned() as u64,
             snapshots: engine.snapshots.count() as u64,
             ..engine.counters.copy()
@@ -382,6 +396,9 @@ fn assemble(storage: Arc<dyn Storage>, dir: String, options: Options, recovered:
         committer: Mutex::new(Committer { cursor: None, before, durable, staging: Vec::new() }),
         pool: Pool::new(storage, list, spares, &options),
         leases: LeaseTable::new(),
+        bell: Arc::new(Bell::new()),
+        waiters: Waiters::new(),
+        watches: Watches::new(),
         released: SegQueue::new(),
         snapshots: Snapshots::default(),
         doorbell: Doorbell::new(),
@@ -398,22 +415,41 @@ fn assemble(storage: Arc<dyn Storage>, dir: String, options: Options, recovered:
 
 impl Shared {
     /// Starts the threads of a store that is open for writing.
-    #[expect(clippy::disallowed_methods, reason = "the store's two threads, which `close` joins")]
     fn start(&self) -> Result<()> {
         if self.engine.options.read_only || !self.engine.options.background {
             return Ok(());
         }
-        let run = |name: &str, body: fn(&Engine, &AtomicBool)| {
-            let (engine, stop) = (self.engine.clone(), self.stop.clone());
-            thread::Builder::new()
-                .name(name.to_owned())
-                .spawn(move || body(&engine, &stop))
-                .map_err(|e| Error::io("starting a thread", e))
-        };
         let mut threads = self.threads.lock();
-        threads.push(run("tidewall-commit", run_committer)?);
-        threads.push(run("tidewall-spares", run_spares)?);
+        threads.push(self.run("tidewall-commit", run_committer)?);
+        threads.push(self.run("tidewall-spares", run_spares)?);
         self.engine.pool_bell.ring();
+        Ok(())
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "the store's threads, which `close` joins")]
+    fn run(&self, name: &str, body: fn(&Engine, &AtomicBool)) -> Result<JoinHandle<()>> {
+        let (engine, stop) = (self.engine.clone(), self.stop.clone());
+        thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || body(&engine, &stop))
+            .map_err(|e| Error::io("starting a thread", e))
+    }
+
+    /// Starts the thread that hands leases over, if it does not run: a store that grants none has none.
+    pub fn tend_leases(&self) -> Result<()> {
+        let engine = &self.engine;
+        let nobody = engine.options.read_only || !engine.options.background;
+        if nobody || self.tends_leases.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut threads = self.threads.lock();
+        if self.tends_leases.load(Ordering::Acquire) || engine.closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        threads.push(self.run("tidewall-leases", run_leases)?);
+        self.tends_leases.store(true, Ordering::Release);
+        let bell = Arc::downgrade(&engine.bell);
+        engine.options.clock.watch(Box::new(move || bell.upgrade().inspect(|bell| bell.nudge()).is_some()));
         Ok(())
     }
 
@@ -452,17 +488,25 @@ impl Shared {
         self.stop.store(true, Ordering::Release);
         engine.doorbell.ring();
         engine.pool_bell.ring();
-        for thread in self.threads.lock().drain(..) {
-            // A thread that panicked has poisoned nothing that is still to be used.
-            let _ = thread.join();
+        engine.bell.nudge();
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
+            // Waking a task may drop the last handle in a thread of the store, which cannot wait for itself.
+            if thread.thread().id() != thread::current().id() {
+                // A thread that panicked has poisoned nothing that is still to be used.
+                let _ = thread.join();
+            }
+        }
+        engine.end_waiting();
+        // The next process may grant anew what is held here.
+        for keyspace in engine.keyspaces.read().iter() {
+            engine.leases.for_each_of(keyspace.id, b"", |_, grant| {
+                grant.end(Ending::Closed);
+            });
         }
         let sealed = if engine.options.read_only { Ok(()) } else { engine.seal_all() };
-        // Whoever still waits learns that nothing more will come, and whoever holds a lease that the next
-        // process may grant anew.
+        // Whoever still waits learns that nothing more will come.
         drop(engine.progress.poison());
-        engine.leases.for_each(|_, _, grant| {
-            grant.end();
-        });
         *self.lock.lock() = None;
         sealed
     }
@@ -494,6 +538,13 @@ impl Engine {
             return Err(Error::Poisoned { cause: cause.clone() });
         }
         self.commit_now()?;
+        // A group takes a few of the releases that wait. Without room for them the next open waits a little.
+        for _ in 0..self.released.len() {
+            if self.released.is_empty() {
+                break;
+            }
+            self.commit_now()?;
+        }
         let mut committer = self.committer.lock();
         let filled = {
             let mut tail = self.tail.lock();
@@ -543,6 +594,15 @@ fn run_spares(engine: &Engine, stop: &AtomicBool) {
         let _ = engine.pool.refill();
         engine.check_list();
         engine.pool_bell.listen(None);
+    }
+}
+
+/// Hands leases over, and tells whom that concerns.
+fn run_leases(engine: &Engine, stop: &AtomicBool) {
+    let _guard = PoisonOnPanic::new(engine);
+    while !stop.load(Ordering::Acquire) {
+        let sleep = engine.tend_leases();
+        engine.bell.doorbell.listen(sleep);
     }
 }
 

@@ -3,7 +3,8 @@
 //! One job: hold the state that the verbs (`commit`, `recover`, `grant`) work on, and answer "what is
 //! the newest version of this name at or below that lsn?".
 //!
-//! Lock order: commit lock → list of the pool → tail lock → spares, lease table, key sets, snapshots.
+//! Lock order: commit lock → list of the pool → tail lock → a waiter → spares, lease table,
+//! queues, watches, key sets, snapshots.
 //! The tail lock is never held across a write or a sync. Readers take none of them.
 //!
 //! Read next: `commit.rs`.
@@ -13,7 +14,8 @@ use crate::fence::{FenceState, Floor, Rule, is_fenced, last_op, mark};
 use crate::format::header::{End, Listed};
 use crate::group_commit::{Doorbell, Progress};
 use crate::index::{OrderedKeys, Slots, SlotsWriter, name_hash};
-use crate::lease::LeaseTable;
+use crate::lease::Bell;
+use crate::lease_table::LeaseTable;
 use crate::log::image::{Appender, Image, Images};
 use crate::log::pool::Pool;
 use crate::log::scan::Table;
@@ -24,6 +26,8 @@ use crate::snapshot::Snapshots;
 use crate::stats::Counters;
 use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
 use crate::types::{Excerpt, KeyspaceId, Location, Lsn, Token};
+use crate::waiters::Waiters;
+use crate::watches::Watches;
 use crossbeam_epoch::Guard;
 use crossbeam_queue::SegQueue;
 use std::collections::VecDeque;
@@ -238,6 +242,10 @@ pub(crate) struct Engine {
     pub committer: Mutex<Committer>,
     pub pool: Pool,
     pub leases: LeaseTable,
+    /// What wakes the thread of the leases, and why.
+    pub bell: Arc<Bell>,
+    pub waiters: Waiters,
+    pub watches: Watches,
     pub released: SegQueue<Released>,
     pub snapshots: Snapshots,
     /// Rung when the committer thread has work.
@@ -396,6 +404,7 @@ impl Engine {
     pub fn poison(&self, cause: std::io::Error) {
         self.cause.get_or_init(|| Cause::from(cause));
         drop(self.progress.poison());
+        self.bell.nudge();
     }
 
     pub fn keyspace_by_name(&self, name: &str) -> Option<Arc<KeyspaceState>> {

@@ -4,110 +4,138 @@
 //! the fence rises with it, and is handed out only when it is durable (F4, L1, L2). Expiry is asked for
 //! here and nowhere else, when somebody wants the fence; it permits a takeover and fences nobody.
 //!
-//! Read next: `guard.rs`, the holder's half.
+//! Read next: `hand_over.rs`, for those who wait.
 
 use crate::append::{frame_bytes, room};
 use crate::engine::{Engine, KeyspaceState, Released, Tail};
 use crate::error::{Error, Result};
-use crate::lease::{Grant, RenewError};
+use crate::lease::{Ending, Grant, RenewError};
 use crate::log::pool::Need;
 use crate::op::{Class, GrantValue, Kind, Links, Op};
+use crate::slots::{MAX_SLOTS, slot_name};
 use crate::sync::{Arc, Ordering};
-use crate::types::{Excerpt, Lsn, OpId, OwnerId, Token, Ttl};
-
-/// A lease as the engine hands it out.
-#[derive(Debug)]
-pub(crate) struct Granted {
-    pub grant: Arc<Grant>,
-    /// The clock before the grant was asked for: the holder counts from here (L3).
-    pub asked: u64,
-    pub predecessor: Option<(Token, OpId)>,
-}
+use crate::types::{Excerpt, Lsn, OwnerId, Token};
+use crate::waiters::{Ask, Granted};
+use std::borrow::Cow;
 
 /// One try at a fence.
-enum Attempt {
-    /// Appended; to be handed out when this lsn is durable.
-    Appended {
-        granted: Granted,
-        lsn: Lsn,
-        group: u32,
-    },
-    /// Somebody's grant is on its way; it will be durable with this lsn at the latest.
-    Pending {
-        grant: Arc<Grant>,
-        lsn: Lsn,
-        group: u32,
-    },
-    Held {
-        grant: Arc<Grant>,
-    },
+pub(crate) enum Attempt {
+    /// Appended; to be handed out when it is durable.
+    Appended(Granted),
+    /// The fence is taken; or, where slots are asked for, so many of them are.
+    Busy(Busy),
+    /// Others came first.
+    Queued(OwnerId),
+}
+
+/// What keeps somebody from a fence.
+pub(crate) struct Busy {
+    pub grants: Vec<Arc<Grant>>,
+    /// An answer that rests on these grants may be given when this is durable.
+    pub rests_on: Lsn,
+    pub group: u32,
+}
+
+/// Whether the one who asks has waited for its turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Turn {
+    First,
+    Newcomer,
+}
+
+/// A place for a grant, or the grants in the way.
+enum Place<'a> {
+    Free(Cow<'a, [u8]>),
+    Taken(Vec<Arc<Grant>>),
 }
 
 impl Engine {
-    /// Acquires the lease on a fence, or says who holds it.
-    pub fn acquire(
+    /// The room that a grant of `ask` needs.
+    pub fn room_of(ask: &Ask<'_>) -> u32 {
+        let longest = MAX_SLOTS.ilog10() as usize + 1 + 2;
+        room(frame_bytes(1, ask.name.len() + longest + GrantValue::BYTES), 1)
+    }
+
+    /// Tries once to get what is asked for.
+    pub fn attempt(&self, keyspace: &Arc<KeyspaceState>, ask: &Ask<'_>) -> Result<Attempt> {
+        self.with_room(Self::room_of(ask), Need::Privileged, |tail| {
+            self.attempt_at(tail, keyspace, ask, Turn::Newcomer)
+        })?
+    }
+
+    /// The same under the tail lock, with room reserved.
+    pub fn attempt_at(
         &self,
+        tail: &mut Tail,
         keyspace: &Arc<KeyspaceState>,
-        fence: &[u8],
-        owner: OwnerId,
-        ttl: Ttl,
-    ) -> Result<Granted> {
-        loop {
-            match self.attempt(keyspace, fence, owner, ttl)? {
-                Attempt::Held { grant } => return Err(self.held(fence, &grant)),
-                Attempt::Pending { grant, lsn, group } => {
-                    // Upholds D4: `Held` would rest on a grant that a crash may still take away.
-                    self.wait_durable(lsn, group)?;
-                    grant.enable(self.options.clock.now());
-                }
-                Attempt::Appended { granted, lsn, group } => {
-                    let durable = self.wait_durable(lsn, group);
-                    let token = granted.grant.token();
-                    if let Err(error) = durable {
-                        self.leases.remove_if(keyspace.id, fence, token);
-                        return Err(error);
-                    }
-                    let now = self.options.clock.now();
-                    let handed_out = granted.grant.enable(now) || granted.grant.is_live(now);
-                    self.leases.sweep(now);
-                    if handed_out {
-                        self.counters.grants.fetch_add(1, Ordering::Relaxed);
-                        return Ok(granted);
-                    }
-                    // Overtaken on the way by a raise: its token is burnt.
-                    self.leases.remove_if(keyspace.id, fence, token);
-                }
+        ask: &Ask<'_>,
+        turn: Turn,
+    ) -> Result<Attempt> {
+        let now = self.options.clock.now();
+        if turn == Turn::Newcomer
+            && let Some(owner) = self.waiters.ahead(keyspace.id, ask)
+            && !self.is_kept_for(keyspace, ask, now)
+        {
+            return Ok(Attempt::Queued(owner));
+        }
+        match self.find_place(keyspace, ask, now) {
+            Place::Free(fence) => Ok(Attempt::Appended(self.append_grant(tail, keyspace, fence, ask, now)?)),
+            Place::Taken(grants) => {
+                let pending = grants.iter().filter(|grant| grant.is_pending()).map(|grant| grant.lsn());
+                let rests_on = pending.max().unwrap_or(Lsn::ZERO);
+                Ok(Attempt::Busy(Busy { grants, rests_on, group: tail.group_of(rests_on) }))
             }
         }
     }
 
-    fn attempt(
-        &self,
-        keyspace: &Arc<KeyspaceState>,
-        fence: &[u8],
-        owner: OwnerId,
-        ttl: Ttl,
-    ) -> Result<Attempt> {
-        let room = room(frame_bytes(1, fence.len() + GrantValue::BYTES), 1);
-        self.with_room(room, Need::Privileged, |tail| {
-            let asked = self.options.clock.now();
-            if let Some(grant) = self.leases.current(keyspace.id, fence) {
-                if grant.is_live(asked) {
-                    return Ok(Attempt::Held { grant });
-                }
-                // Upholds L1 and L4: the old grant is ended before a new one exists. One that was renewed
-                // since, or is not durable yet, is not ended by this.
-                if grant.end_if_expired(asked) {
-                    self.counters.takeovers.fetch_add(1, Ordering::Relaxed);
-                } else if grant.is_live(asked) {
-                    return Ok(Attempt::Held { grant });
-                } else if !grant.is_ended() {
-                    let lsn = Lsn::new(tail.next.get() - 1);
-                    return Ok(Attempt::Pending { grant, lsn, group: tail.group_of(lsn) });
-                }
+    fn find_place<'a>(&self, keyspace: &KeyspaceState, ask: &Ask<'a>, now: u64) -> Place<'a> {
+        let Some(slots) = ask.slots else {
+            return match self.leases.current(keyspace.id, ask.name) {
+                Some(grant) if !self.is_free(&grant, ask, now) => Place::Taken(vec![grant]),
+                _ => Place::Free(Cow::Borrowed(ask.name)),
+            };
+        };
+        let (mut taken, mut indexes) = (Vec::new(), Vec::new());
+        let mut resumed = None;
+        for (index, grant) in self.leases.slots(keyspace.id, ask.name) {
+            if !self.is_free(&grant, ask, now) {
+                indexes.push(index);
+                taken.push(grant);
+            } else if is_resumed(&grant, ask) {
+                resumed = Some(index);
             }
-            self.append_grant(tail, keyspace, fence, owner, ttl, asked)
-        })?
+        }
+        // Upholds L1 for slots: all of the key count, also those above `n` of an earlier, larger one.
+        if taken.len() >= slots.n as usize {
+            return Place::Taken(taken);
+        }
+        indexes.sort_unstable();
+        let lowest = (0..slots.n).find(|index| indexes.binary_search(index).is_err());
+        match resumed.filter(|index| *index < slots.n).or(lowest) {
+            Some(index) => Place::Free(Cow::Owned(slot_name(ask.name, index, slots.delimiter))),
+            None => Place::Taken(taken),
+        }
+    }
+
+    /// Whether the fence is kept for the one who asks, so that it overtakes those who wait.
+    fn is_kept_for(&self, keyspace: &KeyspaceState, ask: &Ask<'_>, now: u64) -> bool {
+        let is_mine = |grant: &Arc<Grant>| !grant.is_free(now) && is_resumed(grant, ask);
+        match ask.slots {
+            _ if ask.resume.is_none() => false,
+            None => self.leases.current(keyspace.id, ask.name).as_ref().is_some_and(is_mine),
+            Some(_) => self.leases.slots(keyspace.id, ask.name).iter().any(|(_, grant)| is_mine(grant)),
+        }
+    }
+
+    /// Whether a grant is in nobody's way any more. Upholds L1 and L4: one whose time is over is ended
+    /// before another one exists; one that was renewed since, or is not durable yet, is not ended by this.
+    fn is_free(&self, grant: &Grant, ask: &Ask<'_>, now: u64) -> bool {
+        grant.end_if_expired(now);
+        if grant.is_pending() && self.progress.durable() >= grant.lsn() {
+            // Whoever was to hand it out has not come to it yet.
+            grant.enable(now);
+        }
+        grant.is_free(now) || is_resumed(grant, ask)
     }
 
     /// Upholds L2: the token is one above every token so far, and durable before anyone holds it.
@@ -115,41 +143,89 @@ impl Engine {
         &self,
         tail: &mut Tail,
         keyspace: &Arc<KeyspaceState>,
-        fence: &[u8],
-        owner: OwnerId,
-        ttl: Ttl,
+        fence: Cow<'_, [u8]>,
+        ask: &Ask<'_>,
         asked: u64,
-    ) -> Result<Attempt> {
+    ) -> Result<Granted> {
         let token = Token::new(tail.counter + 1).map_err(|_| Error::TokensExhausted)?;
+        let value = GrantValue { owner: ask.terms.owner, ttl: ask.terms.ttl, incarnation: self.incarnation };
+        let (lsn, predecessor) =
+            self.append_on_fence(tail, keyspace, &fence, Kind::Grant, token, &value.encode())?;
+        let grant = Arc::new(Grant::pending(token, ask.terms, lsn, asked, &self.bell));
+        let before = self.leases.insert(keyspace.id, &fence, grant.clone());
+        if before.is_some_and(|before| before.ending() == Some(Ending::Expired) && !before.is_recorded()) {
+            self.counters.takeovers.fetch_add(1, Ordering::Relaxed);
+        }
+        let predecessor = predecessor.and_then(|(token, op)| Token::new(token).ok().map(|token| (token, op)));
+        Ok(Granted { grant, fence: fence.into(), predecessor, lsn, group: tail.group, asked })
+    }
+
+    /// Appends an op that sets the mark of a fence to a token that is granted by it. Upholds F4.
+    fn append_on_fence(
+        &self,
+        tail: &mut Tail,
+        keyspace: &KeyspaceState,
+        fence: &[u8],
+        kind: Kind,
+        token: Token,
+        value: &[u8],
+    ) -> Result<(Lsn, Option<(u64, crate::types::OpId)>)> {
         let guard = crossbeam_epoch::pin();
         let hash = self.hash(keyspace, Class::Fence, fence);
         let view = self.fence(keyspace, fence, hash, Lsn::LAST, &guard)?;
-        let group = tail.group;
         let state = crate::fence::admit(&view.state, token, None, tail.next);
-        let value = GrantValue { owner, ttl, incarnation: self.incarnation }.encode();
-        let op = Op {
-            kind: Kind::Grant,
-            keyspace: keyspace.id,
-            token: token.get(),
-            key: fence,
-            value: &value,
-            links: Links { fence: Some(view.at), predecessor: state.predecessor, ..Links::default() },
-        };
+        let links = Links { fence: Some(view.at), predecessor: state.predecessor, ..Links::default() };
+        let op = Op { kind, keyspace: keyspace.id, token: token.get(), key: fence, value, links };
         let lsn = self.append_fence_op(tail, keyspace, &op, hash, view.at);
         tail.counter = token.get();
-        let grant = Arc::new(Grant::pending(token, owner, ttl));
-        self.leases.insert(keyspace.id, fence, grant.clone());
-        let predecessor =
-            state.predecessor.and_then(|(token, op)| Token::new(token).ok().map(|token| (token, op)));
-        Ok(Attempt::Appended { granted: Granted { grant, asked, predecessor }, lsn, group })
+        Ok((lsn, state.predecessor))
     }
 
-    fn held(&self, fence: &[u8], grant: &Grant) -> Error {
-        Error::Held {
-            fence: Excerpt::new(fence),
-            owner: grant.owner(),
-            remaining: grant.remaining(self.options.clock.now()),
+    /// Waits until a grant is durable, and enables it; `false`: it was overtaken on the way by a raise, and
+    /// its token is burnt.
+    pub fn hand_out(&self, keyspace: &KeyspaceState, granted: &Granted) -> Result<bool> {
+        if let Err(error) = self.wait_durable(granted.lsn, granted.group) {
+            self.leases.remove_if(keyspace.id, &granted.fence, granted.grant.token());
+            return Err(error);
         }
+        Ok(self.enable(keyspace, granted))
+    }
+
+    /// Enables a grant that is durable; `false`: it was overtaken.
+    pub fn enable(&self, keyspace: &KeyspaceState, granted: &Granted) -> bool {
+        let now = self.options.clock.now();
+        let handed_out = granted.grant.enable(now) || !granted.grant.is_ended();
+        self.leases.sweep(now);
+        if handed_out {
+            self.counters.grants.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.leases.remove_if(keyspace.id, &granted.fence, granted.grant.token());
+        }
+        handed_out
+    }
+
+    /// A grant that nobody takes: it ends at once.
+    pub fn give_up(&self, keyspace: &Arc<KeyspaceState>, granted: &Granted) {
+        if granted.grant.end(Ending::Released) {
+            self.note_release(keyspace, &granted.fence, granted.grant.token());
+        }
+    }
+
+    /// Who is in the way, and for how long. Upholds D4: not before what is in the way is durable.
+    pub fn held(&self, name: &[u8], busy: &Busy) -> Error {
+        let now = self.options.clock.now();
+        let soonest = busy
+            .grants
+            .iter()
+            .map(|grant| (grant.remaining(now), grant.owner()))
+            .min_by_key(|(remaining, _)| remaining.unwrap_or(std::time::Duration::MAX));
+        let Some((remaining, owner)) = soonest else { return Error::Closed };
+        self.held_by(name, owner, remaining)
+    }
+
+    pub fn held_by(&self, name: &[u8], owner: OwnerId, remaining: Option<std::time::Duration>) -> Error {
+        self.counters.lease_refusals.fetch_add(1, Ordering::Relaxed);
+        Error::Held { fence: Excerpt::new(name), owner, remaining }
     }
 
     /// The live grant that (key, token, owner) names: ownership is checked in one place.
@@ -169,20 +245,26 @@ impl Engine {
     /// Renews a grant for its remote holder; answers the deadline.
     pub fn renew(&self, keyspace: &KeyspaceState, fence: &[u8], token: Token, owner: OwnerId) -> Result<u64> {
         let grant = self.owned(keyspace, fence, token, owner)?;
-        self.renew_grant(fence, &grant, self.options.clock.now())
+        self.renew_grant(fence, &grant, self.options.clock.now(), u64::MAX)
     }
 
     /// Renews a grant, by one compare-and-swap; no lock and no I/O.
-    pub fn renew_grant(&self, fence: &[u8], grant: &Grant, now: u64) -> Result<u64> {
+    pub fn renew_grant(&self, fence: &[u8], grant: &Grant, now: u64, limit: u64) -> Result<u64> {
         if self.cause.get().is_some() || self.closed.load(Ordering::Acquire) {
             self.check_open()?;
         }
-        match grant.renew(now) {
-            Ok(deadline) => {
+        match grant.renew(now, limit) {
+            Ok(renewed) => {
                 self.counters.renewals.fetch_add(1, Ordering::Relaxed);
-                Ok(deadline)
+                if renewed.is_late {
+                    self.counters.late_renewals.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(renewed.until)
             }
             Err(RenewError::Expired) => Err(Error::Expired { token: grant.token() }),
+            Err(RenewError::Ended) if grant.ending() == Some(Ending::Expired) => {
+                Err(Error::Expired { token: grant.token() })
+            }
             Err(RenewError::Ended | RenewError::Pending) => {
                 Err(Error::NotHeld { fence: Excerpt::new(fence), token: grant.token() })
             }
@@ -207,16 +289,58 @@ impl Engine {
     /// Ends a grant at once, without a lock or I/O; the record of it rides with the next group. Says
     /// whether it was still held.
     pub fn release_grant(&self, keyspace: &Arc<KeyspaceState>, fence: &[u8], grant: &Grant) -> bool {
-        let was_live = grant.is_live(self.options.clock.now());
-        if !grant.end() {
+        let now = self.options.clock.now();
+        // What ran out was not given back: a delay that was asked for counts.
+        if grant.end_if_expired(now) || !grant.end(Ending::Released) {
             return false;
         }
         self.counters.releases.fetch_add(1, Ordering::Relaxed);
-        self.released.push(Released {
-            keyspace: keyspace.clone(),
-            fence: fence.into(),
-            token: grant.token(),
-        });
-        was_live
+        self.note_release(keyspace, fence, grant.token());
+        true
     }
+
+    fn note_release(&self, keyspace: &Arc<KeyspaceState>, fence: &[u8], token: Token) {
+        self.released.push(Released { keyspace: keyspace.clone(), fence: fence.into(), token });
+    }
+
+    /// Breaks the grant of a fence: burns a fresh token on it, so that what is broken is fenced at once.
+    /// Answers the grant, and the token that is its mark now.
+    pub fn break_grant(
+        &self,
+        keyspace: &Arc<KeyspaceState>,
+        fence: &[u8],
+        reason: &[u8],
+    ) -> Result<Option<(Arc<Grant>, Token)>> {
+        let room = room(frame_bytes(1, fence.len() + reason.len()), 1);
+        type Step = Result<(Option<(Arc<Grant>, Token)>, Lsn, u32)>;
+        let (broken, lsn, group) = self.with_room(room, Need::Privileged, |tail| -> Step {
+            let Some(grant) = self.leases.current(keyspace.id, fence) else {
+                return Ok((None, Lsn::ZERO, tail.group));
+            };
+            let now = self.options.clock.now();
+            grant.end_if_expired(now);
+            let is_kept = grant.is_recorded() || !grant.is_free(now);
+            if !is_kept {
+                return Ok((None, Lsn::ZERO, tail.group));
+            }
+            let token = Token::new(tail.counter + 1).map_err(|_| Error::TokensExhausted)?;
+            let (lsn, _) = self.append_on_fence(tail, keyspace, fence, Kind::Mark, token, reason)?;
+            if !grant.end_broken(now) {
+                // Nothing was held any more: what kept the fence goes.
+                self.leases.remove_if(keyspace.id, fence, grant.token());
+            }
+            Ok((Some((grant, token)), lsn, tail.group))
+        })??;
+        self.wait_durable(lsn, group)?;
+        if broken.is_some() {
+            self.counters.breaks.fetch_add(1, Ordering::Relaxed);
+            self.visit_queues(keyspace.id, fence);
+        }
+        Ok(broken)
+    }
+}
+
+/// Whether the grant is from before the last open, and the one who asks is its holder.
+fn is_resumed(grant: &Grant, ask: &Ask<'_>) -> bool {
+    grant.is_recorded() && ask.resume == Some(grant.token()) && ask.terms.owner == grant.owner()
 }

@@ -1,50 +1,40 @@
 //! Leases, from the holder's side.
 //!
-//! One job: ask for a lease, keep it, give it back. A lease says who may go on, for how long; what stops
-//! the one who may not is the token, in the write path.
+//! One job: keep a lease, hear of its loss, give it back. A lease says who may go on, for how long; what
+//! stops the one who may not is the token, in the write path.
+//!
+//! Read next: `acquire.rs`, how one comes by a lease.
 
+use crate::block::block_on;
 use crate::engine::{Engine, KeyspaceState};
 use crate::error::{Error, Result};
 use crate::keyspace::Keyspace;
-use crate::lease::Grant;
-use crate::options::Tokens;
-use crate::sync::{Arc, AtomicU64, Ordering};
-use crate::types::{OpId, OwnerId, Token, Ttl};
+use crate::lease::{Ending, Grant};
+use crate::sync::{Arc, Ordering};
+use crate::types::{Excerpt, OpId, OwnerId, Token, Ttl};
+use crate::waiters::Granted;
+use crate::watches::Keep;
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-/// A lease about to be asked for; made by [`Keyspace::lease`].
-#[derive(Debug)]
-#[must_use = "a lease is asked for by `acquire`"]
-pub struct LeaseRequest<'k> {
-    keyspace: &'k Keyspace,
-    key: &'k [u8],
-    ttl: Result<Ttl>,
-    owner: Option<OwnerId>,
-}
-
-/// The time to live of a lease that names none.
-const DEFAULT_TTL: Duration = Duration::from_secs(10);
-
 impl Keyspace {
-    /// Asks for the lease on the fence of `key`: any key of it, or its name.
+    /// Renews the lease of a holder in another process, named by (key, token, owner): until now and its
+    /// ttl. The holder counts from before it asked.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let db = tidewall::Db::open(dir.path().join("data"))?;
-    /// # use std::time::Duration;
-    /// let jobs = db.keyspace("jobs", tidewall::KeyspaceOptions::new())?;
-    /// let lease = jobs.lease(b"job-7").ttl(Duration::from_secs(10)).acquire()?;
-    /// jobs.put(lease.token(), b"job-7", b"result")?;
-    /// lease.release()?;
+    /// # let jobs = db.keyspace("jobs", tidewall::KeyspaceOptions::new())?;
+    /// let lease = jobs.lease(b"job-7").acquire()?;
+    /// let (token, owner) = (lease.token(), lease.owner()); // sent to the holder, and back
+    /// assert!(jobs.renew(b"job-7", token, owner)?.as_secs() <= 10);
+    /// jobs.release(b"job-7", token, owner)?;
+    /// assert!(jobs.renew(b"job-7", token, owner).is_err());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn lease<'k>(&'k self, key: &'k [u8]) -> LeaseRequest<'k> {
-        LeaseRequest { keyspace: self, key, ttl: Ttl::new(DEFAULT_TTL), owner: None }
-    }
-
-    /// Renews the lease of a holder in another process, named by (key, token, owner), and answers how long
-    /// it lasts from now on: [`Duration::MAX`] for [`Ttl::INFINITE`]. The holder counts from before it asked.
     ///
     /// # Errors
     /// [`Error::NotHeld`]: it was released, broken or taken over, or was never granted.
@@ -58,7 +48,8 @@ impl Keyspace {
         }
     }
 
-    /// Releases the lease of a holder in another process, named by (key, token, owner).
+    /// Releases the lease of a holder in another process, named by (key, token, owner): see
+    /// [`Keyspace::renew`].
     ///
     /// # Errors
     /// [`Error::NotHeld`]: it was not held any more. Whoever holds the fence now is not touched.
@@ -68,81 +59,25 @@ impl Keyspace {
     }
 }
 
-impl LeaseRequest<'_> {
-    /// How long the lease lasts without renewal, from the grant on: a [`Duration`] from 1 ms on, or
-    /// [`Ttl::INFINITE`]. Default: 10 s.
-    pub fn ttl<T>(mut self, ttl: T) -> Self
-    where
-        T: TryInto<Ttl>,
-        Error: From<T::Error>,
-    {
-        self.ttl = ttl.try_into().map_err(Error::from);
-        self
-    }
-
-    /// The holder's name. Default: 128 random bits.
-    pub fn owner(mut self, owner: OwnerId) -> Self {
-        self.owner = Some(owner);
-        self
-    }
-
-    /// Acquires the lease. Returns when the grant is durable and the fence of everybody before is up.
-    ///
-    /// # Errors
-    /// [`Error::Held`]: somebody has it, perhaps this very owner. [`Error::InvalidArgument`]: a bad ttl or
-    /// key, or a keyspace of external tokens. [`Error::TokensExhausted`], [`Error::NoSpace`],
-    /// [`Error::Indeterminate`], [`Error::Poisoned`].
-    pub fn acquire(self) -> Result<Lease> {
-        self.try_acquire()
-    }
-
-    /// Acquires the lease, or says at once (but for a sync) that somebody has it.
-    ///
-    /// # Errors
-    /// As [`LeaseRequest::acquire`].
-    pub fn try_acquire(self) -> Result<Lease> {
-        let keyspace = self.keyspace;
-        if keyspace.state.options.tokens == Tokens::External {
-            return Err(Error::invalid(format!(
-                "keyspace {:?} takes its tokens from elsewhere, so it grants no leases",
-                keyspace.name()
-            )));
-        }
-        let fence = keyspace.fence_name(self.key)?;
-        let ttl = self.ttl?;
-        let owner = match self.owner {
-            Some(owner) => owner,
-            None => OwnerId::new(keyspace.shared.engine.options.entropy.u128()?),
-        };
-        let granted = keyspace.shared.engine.acquire(&keyspace.state, fence, owner, ttl)?;
-        Ok(Lease {
-            held_until: AtomicU64::new(granted.asked.saturating_add(ttl.nanos())),
-            engine: keyspace.shared.engine.clone(),
-            keyspace: keyspace.state.clone(),
-            fence: fence.into(),
-            predecessor: granted.predecessor,
-            grant: granted.grant,
-        })
-    }
-}
-
 /// A lease that is held. Dropping it releases it at once, without I/O.
 ///
 /// Holding it is no proof that it is still valid: a paused thread finds out only when it asks. What
-/// protects the data is [`Lease::token`] in every write.
+/// protects the data is [`Lease::token`] in every write. See the [guide](crate::guide).
 #[must_use = "dropping a lease releases it"]
 pub struct Lease {
     engine: Arc<Engine>,
     keyspace: Arc<KeyspaceState>,
     fence: Box<[u8]>,
     grant: Arc<Grant>,
-    /// Until when the holder may believe in it: counted from before asking, so never longer than the
-    /// table does. Upholds L3.
-    held_until: AtomicU64,
     predecessor: Option<(Token, OpId)>,
 }
 
 impl Lease {
+    pub(crate) fn new(engine: &Arc<Engine>, keyspace: &Arc<KeyspaceState>, granted: Granted) -> Self {
+        let Granted { grant, fence, predecessor, .. } = granted;
+        Lease { engine: engine.clone(), keyspace: keyspace.clone(), fence, grant, predecessor }
+    }
+
     /// The token to write with.
     pub fn token(&self) -> Token {
         self.grant.token()
@@ -158,6 +93,12 @@ impl Lease {
         &self.fence
     }
 
+    /// What the keys of this lease begin with, in a keyspace of prefixes: the name of its fence, which for a
+    /// slot is `key`, a dot, its number and the delimiter.
+    pub fn prefix(&self) -> &[u8] {
+        &self.fence
+    }
+
     /// The last numbered operation committed on this fence under an earlier token, for the new holder
     /// who wants to know what its predecessor got done before it does it again.
     pub fn predecessor(&self) -> Option<(Token, OpId)> {
@@ -166,21 +107,20 @@ impl Lease {
 
     /// Whether the lease is held right now. No lock, no I/O: a clock read and two loads.
     pub fn is_live(&self) -> bool {
-        let now = self.engine.options.clock.now();
-        self.grant.is_live(now) && now < self.held_until.load(Ordering::Acquire)
+        self.grant.is_held(self.engine.options.clock.now())
     }
 
     /// How long the lease lasts unless it is renewed; zero when it is over. [`Duration::MAX`] for
     /// [`Ttl::INFINITE`].
     pub fn remaining(&self) -> Duration {
         let now = self.engine.options.clock.now();
-        if !self.grant.is_live(now) {
+        if !self.grant.is_held(now) {
             return Duration::ZERO;
         }
         if self.grant.ttl() == Ttl::INFINITE {
             return Duration::MAX;
         }
-        Duration::from_nanos(self.held_until.load(Ordering::Acquire).saturating_sub(now))
+        Duration::from_nanos(self.grant.held_until().saturating_sub(now))
     }
 
     /// Extends the lease to one ttl from now. No lock, no I/O.
@@ -189,13 +129,91 @@ impl Lease {
     /// [`Error::Expired`], [`Error::NotHeld`]: it is over, for ever; acquire again.
     pub fn renew(&self) -> Result<()> {
         let now = self.engine.options.clock.now();
-        if now >= self.held_until.load(Ordering::Acquire) {
-            self.grant.end_if_expired(now);
-            return Err(Error::Expired { token: self.token() });
+        self.engine.renew_grant(&self.fence, &self.grant, now, u64::MAX).map(drop)
+    }
+
+    /// Sees to it that the lease lasts at least `time` from now, renewing it if it would not: for the start of
+    /// a step that takes that long.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = tidewall::Db::open(dir.path().join("data"))?;
+    /// # let jobs = db.keyspace("jobs", tidewall::KeyspaceOptions::new())?;
+    /// # use std::time::Duration;
+    /// let lease = jobs.lease(b"job-7").ttl(Duration::from_secs(30)).acquire()?;
+    /// lease.ensure(Duration::from_secs(20))?;
+    /// assert!(lease.remaining() > Duration::from_secs(20));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Lease::renew`]; [`Error::InvalidArgument`] for a time above the ttl.
+    pub fn ensure(&self, time: Duration) -> Result<()> {
+        if let Some(ttl) = self.grant.ttl().duration()
+            && time > ttl
+        {
+            return Err(Error::invalid(format!(
+                "a lease with a ttl of {ttl:?} never lasts {time:?}: ask for a longer ttl, or for less at a time"
+            )));
         }
-        self.engine.renew_grant(&self.fence, &self.grant, now)?;
-        self.held_until.fetch_max(now.saturating_add(self.grant.ttl().nanos()), Ordering::AcqRel);
+        if self.remaining() >= time && self.is_live() { Ok(()) } else { self.renew() }
+    }
+
+    /// Has the store's own thread renew the lease, at a third of its ttl, until it is released or lost, and at
+    /// most for `max_hold` from now: what hangs for longer than that is not to keep others out. A runtime
+    /// without a free thread, or a long computation, no longer loses the lease.
+    ///
+    /// The last renewal ends with `max_hold`, and calling this again moves it.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = tidewall::Db::open(dir.path().join("data"))?;
+    /// # let jobs = db.keyspace("jobs", tidewall::KeyspaceOptions::new())?;
+    /// # use std::time::Duration;
+    /// let lease = jobs.lease(b"job-7").acquire()?;
+    /// lease.keep_alive(Duration::from_secs(3600))?;
+    /// // An hour of work at most; dropping the lease ends it, and the renewing.
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Expired`], [`Error::NotHeld`]: it is over. [`Error::InvalidArgument`]: a lease without an end
+    /// needs no renewing, and a store [without threads](crate::Options::without_threads) has nobody to do it.
+    pub fn keep_alive(&self, max_hold: Duration) -> Result<()> {
+        if self.grant.ttl() == Ttl::INFINITE {
+            return Err(Error::invalid("a lease without an end is not renewed: give it a ttl"));
+        }
+        if !self.engine.options.background {
+            return Err(Error::invalid("a store without threads renews nothing by itself: call `renew`"));
+        }
+        let now = self.engine.options.clock.now();
+        let until = now.saturating_add(u64::try_from(max_hold.as_nanos()).unwrap_or(u64::MAX));
+        self.engine.renew_grant(&self.fence, &self.grant, now, until)?;
+        let next = self.engine.next_renewal(&self.grant, now);
+        let keep = next.map(|next| Keep { next, until });
+        if !self.engine.watches.keep(&self.grant, keep, now) {
+            return Err(Error::NotHeld { fence: Excerpt::new(&self.fence), token: self.token() });
+        }
+        self.engine.bell.nudge();
         Ok(())
+    }
+
+    /// Hears of the end of the lease: a future, and a blocking wait, that outlive the lease.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = tidewall::Db::open(dir.path().join("data"))?;
+    /// # let jobs = db.keyspace("jobs", tidewall::KeyspaceOptions::new())?;
+    /// # use std::time::Duration;
+    /// let lease = jobs.lease(b"job-7").ttl(Duration::from_millis(20)).acquire()?;
+    /// let lost = lease.lost();
+    /// let watchdog = std::thread::spawn(move || lost.wait()); // and then kill the child process, say
+    /// assert_eq!(watchdog.join().expect("no panic"), tidewall::Ending::Expired);
+    /// assert!(!lease.is_live());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn lost(&self) -> Lost {
+        Lost { engine: self.engine.clone(), grant: self.grant.clone(), slot: 0 }
     }
 
     /// Gives the lease back. The next holder need not wait for it to run out.
@@ -206,7 +224,7 @@ impl Lease {
         if self.engine.release_grant(&self.keyspace, &self.fence, &self.grant) {
             return Ok(());
         }
-        Err(Error::NotHeld { fence: crate::types::Excerpt::new(&self.fence), token: self.token() })
+        Err(Error::NotHeld { fence: Excerpt::new(&self.fence), token: self.token() })
     }
 }
 
@@ -221,10 +239,80 @@ impl Drop for Lease {
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease")
-            .field("fence", &crate::types::Excerpt::new(&self.fence))
+            .field("fence", &Excerpt::new(&self.fence))
             .field("token", &self.token())
             .field("owner", &self.owner())
             .field("remaining", &self.remaining())
             .finish_non_exhaustive()
+    }
+}
+
+/// The end of a lease, to be waited for; from [`Lease::lost`].
+///
+/// A future for any runtime, cancel-safe, and also a blocking [`Lost::wait`]. Woken within 10 ms of the end,
+/// whatever it was, by the store's own thread; a clock that jumps without saying so (a suspended machine) is
+/// noticed within a quarter of a second. In a store [without threads](crate::Options::without_threads) it
+/// has to be polled again and again. Once it has answered, the lease is over for ever, also by a clock that
+/// goes back.
+#[must_use = "it does nothing until it is waited for or polled"]
+pub struct Lost {
+    engine: Arc<Engine>,
+    grant: Arc<Grant>,
+    slot: u64,
+}
+
+impl Lost {
+    /// Blocks until the lease is over, and says why.
+    pub fn wait(mut self) -> Ending {
+        block_on(|cx| self.poll_end(cx))
+    }
+
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Ending> {
+        let now = self.engine.options.clock.now();
+        self.grant.end_if_not_held(now);
+        if let Some(ending) = self.ending() {
+            return Poll::Ready(ending);
+        }
+        if !self.engine.options.background {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if self.engine.watches.add_waker(&self.grant, &mut self.slot, cx.waker().clone(), now) {
+            self.engine.bell.nudge();
+            return Poll::Pending;
+        }
+        Poll::Ready(self.ending().unwrap_or(Ending::Closed))
+    }
+
+    /// How the lease ended, if it has. Closing ends what is held as a raise does, so it is asked for first.
+    fn ending(&self) -> Option<Ending> {
+        let closed = self.engine.closed.load(Ordering::Acquire);
+        match self.grant.ending() {
+            None | Some(Ending::Overtaken) if closed => Some(Ending::Closed),
+            ending => ending,
+        }
+    }
+}
+
+impl Future for Lost {
+    type Output = Ending;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ending> {
+        self.poll_end(cx)
+    }
+}
+
+impl Drop for Lost {
+    fn drop(&mut self) {
+        if self.slot != 0 {
+            let now = self.engine.options.clock.now();
+            self.engine.watches.remove_waker(self.grant.token(), self.slot, now);
+        }
+    }
+}
+
+impl fmt::Debug for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lost").field("token", &self.grant.token()).finish_non_exhaustive()
     }
 }

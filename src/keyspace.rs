@@ -2,7 +2,7 @@
 //!
 //! Read next: `guard.rs`, where tokens come from.
 
-use crate::admit::{Change, ChangeKind, Condition, Expect, Fence, Refused, Write};
+use crate::admit::{Change, ChangeKind, Condition, Expect, Fence, Refused, Require, Write};
 use crate::append::{batch_bytes, frame_bytes, room};
 use crate::batch::{check_batch_bytes, large_checksum};
 use crate::commit::Answer;
@@ -198,7 +198,14 @@ impl Keyspace {
             fence: 0,
         };
         let bytes = frame_bytes(1, name.len());
-        let write = Write { changes: &[change], fences: &fences, conditions: &[], op: None, bytes };
+        let write = Write {
+            changes: &[change],
+            fences: &fences,
+            conditions: &[],
+            op: None,
+            require: Require::Newest,
+            bytes,
+        };
         let (answer, already) = engine.with_room(room(bytes, 1), Need::Privileged, |tail| {
             let (judged, already) = self.judge_raise(tail, &write);
             (engine.answer(tail, judged), already)
@@ -382,6 +389,7 @@ impl Keyspace {
             fences: &[fence],
             conditions: condition.as_slice(),
             op,
+            require: Require::Newest,
             bytes,
         })
     }
@@ -469,8 +477,14 @@ impl Keyspace {
                 fence: fences.len() - 1,
             });
         }
-        let bytes = found.frame_bytes();
-        let write = Write { changes: &changes, fences: &fences, conditions: &[], op: None, bytes };
+        let write = Write {
+            changes: &changes,
+            fences: &fences,
+            conditions: &[],
+            op: None,
+            require: Require::Newest,
+            bytes: found.frame_bytes(),
+        };
         let judged = if changes.is_empty() { Ok(tail.last()) } else { engine.judge_and_append(tail, &write) };
         // Also a refusal rests on which keys are there, and so on all that was appended before.
         let last = tail.last();

@@ -1,28 +1,29 @@
 //! Who holds what, until when.
 //!
-//! One job: the word of one grant, [`Grant`], and the table of the grant of each fence,
-//! [`LeaseTable`]. Promises L1 (one live grant per fence), L4 (an ended grant never lives again) and the
-//! half of L5 that is here: ending all that a raised mark has passed.
+//! One job: the word of one grant, [`Grant`]. Promises L4 (an ended grant never lives again) and L3 (the
+//! holder's time is never longer than the table's). Whoever wants to hear of an end says so in that same
+//! word, so an end nobody waits for costs one exchange, and one that somebody waits for is never missed.
 //!
 //! Never reads a clock (`now` is an argument, in nanoseconds), raises a mark or decides whether a write is
 //! allowed: only a newer token fences. Nothing here survives a restart, and nothing has to.
 //!
-//! Read next: `fence.rs`, the rule that holds when every lease is wrong; the interleavings of a grant are
-//! tried by `tests/loom.rs`.
+//! Read next: `lease_table.rs`, the grant of each fence; the interleavings are tried by `tests/loom.rs`.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-use crate::sync::{Arc, AtomicU64, AtomicUsize, CachePadded, Mutex, Ordering};
-use crate::types::{KeyspaceId, OwnerId, Token, Ttl};
+use crate::group_commit::Doorbell;
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
+use crate::types::{Lsn, OwnerId, Token, Ttl};
 
+/// Somebody wants to hear when the state changes.
+const WATCHED: u64 = 1;
+const ENDED: u64 = 2;
+const ENDING_SHIFT: u32 = 2;
+/// Instants in the word are multiples of this, rounded up: the bits below are the flags.
+const STEP: u64 = 16;
+const FLAGS: u64 = STEP - 1;
 const PENDING: u64 = 0;
-const ENDED: u64 = 1;
-const FOREVER: u64 = u64::MAX;
-/// A clock says at least this, so that no deadline is taken for a state.
-const NOW_MIN: u64 = 16;
+const FOREVER: u64 = !FLAGS;
 
 /// Why a renewal was refused. None of the reasons ever goes away, except `Pending`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,36 +36,167 @@ pub(crate) enum RenewError {
     Pending,
 }
 
+/// A renewal that succeeded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Renewed {
+    /// The deadline that stands.
+    pub until: u64,
+    /// It came in the last fifth of the time to live.
+    pub is_late: bool,
+}
+
+/// Why a lease is over: what [`Lost`](crate::Lost) answers.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let db = tidewall::Db::open(dir.path().join("data"))?;
+/// # let jobs = db.keyspace("jobs", tidewall::KeyspaceOptions::new())?;
+/// let lease = jobs.lease(b"job-7").acquire()?;
+/// let lost = lease.lost();
+/// jobs.break_lease(b"job-7", "its machine is on fire")?;
+/// assert_eq!(lost.wait(), tidewall::Ending::Broken);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Ending {
+    /// Its holder gave it back.
+    Released,
+    /// Its time ran out.
+    Expired,
+    /// An operator broke it.
+    Broken,
+    /// The mark of its fence passed its token: a raise, or a cut-over.
+    Overtaken,
+    /// The store was closed. Reopening it ends every lease.
+    Closed,
+}
+
+impl Ending {
+    fn bits(self) -> u64 {
+        let number = match self {
+            Ending::Released => 0,
+            Ending::Expired => 1,
+            Ending::Broken => 2,
+            Ending::Overtaken | Ending::Closed => 3,
+        };
+        number << ENDING_SHIFT
+    }
+
+    fn of(word: u64) -> Self {
+        match word >> ENDING_SHIFT & 3 {
+            0 => Ending::Released,
+            1 => Ending::Expired,
+            2 => Ending::Broken,
+            _ => Ending::Overtaken,
+        }
+    }
+}
+
+/// What a holder asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Terms {
+    pub owner: OwnerId,
+    pub ttl: Ttl,
+    /// How long the fence stays unavailable after the lease ran out or was broken, in nanoseconds.
+    pub delay: u64,
+}
+
+/// Where grants that are watched report a change of their state, and what wakes the thread that looks.
+#[derive(Debug)]
+pub(crate) struct Bell {
+    /// The tokens of the grants. A leaf in the lock order.
+    changed: Mutex<Vec<Token>>,
+    pub doorbell: Doorbell,
+    /// Grants that were found past their deadline.
+    expired: AtomicU64,
+}
+
+impl Bell {
+    pub(crate) fn new() -> Self {
+        Bell { changed: Mutex::new(Vec::new()), doorbell: Doorbell::new(), expired: AtomicU64::new(0) }
+    }
+
+    fn report(&self, token: Token) {
+        self.changed.lock().push(token);
+        self.doorbell.ring();
+    }
+
+    /// Wakes the thread to look at everything again: work was left elsewhere, or the clock has jumped.
+    pub(crate) fn nudge(&self) {
+        // The doorbell orders what lies under a lock: this one.
+        drop(self.changed.lock());
+        self.doorbell.ring();
+    }
+
+    /// What was reported since the last call.
+    pub(crate) fn take(&self) -> Vec<Token> {
+        std::mem::take(&mut *self.changed.lock())
+    }
+
+    pub(crate) fn expired(&self) -> u64 {
+        self.expired.load(Ordering::Relaxed)
+    }
+}
+
 /// One grant: a token, its owner, and until when.
 ///
 /// Everything that changes is one word, so each change is one compare-and-swap:
 ///
-/// | word       | state   | `enable` | `renew(now)`                        | `end`   | `end_if_expired(now)` |
-/// |------------|---------|----------|-------------------------------------|---------|-----------------------|
-/// | 0          | pending | → live   | `Pending`                           | → ended | no                    |
-/// | a deadline | live    | no       | before it: → a later one            | → ended | no                    |
-/// |            |         | no       | from it on: → ended, `Expired`      | → ended | → ended               |
-/// | `u64::MAX` | live    | no       | as it is                            | → ended | no                    |
-/// | 1          | ended   | no       | `Ended`                             | no      | no                    |
+/// | word              | state   | `enable` | `renew(now)`                   | `end`   | `end_if_expired(now)` |
+/// |-------------------|---------|----------|--------------------------------|---------|-----------------------|
+/// | 0                 | pending | → live   | `Pending`                      | → ended | no                    |
+/// | a deadline        | live    | no       | in time: → a later one         | → ended | no                    |
+/// |                   |         | no       | too late: → ended, `Expired`   | → ended | → ended               |
+/// | the last instant  | live    | no       | as it is                       | → ended | no                    |
+/// | an instant, ended | ended   | no       | `Ended`                        | no      | no                    |
 ///
-/// Nothing leads out of ended (L4). Expiry is a question about a deadline and a clock, not a state:
-/// whoever acts on its answer must first end the grant by an exchange of exactly the deadline it asked
-/// about. A holder that renewed in between wins that exchange; one that was paused between its clock
-/// and its exchange loses it, for ever.
+/// The instant of an ended grant is when its fence is to be had again: 0, or later where a `lock_delay` or
+/// the grace after an open keeps it. Nothing leads out of ended (L4). Expiry is a question about a deadline
+/// and a clock, not a state: whoever acts on its answer must first end the grant by an exchange of exactly
+/// the deadline it asked about. A holder that renewed in between wins that exchange; one that was paused
+/// between its clock and its exchange loses it, for ever.
 #[derive(Debug)]
 pub(crate) struct Grant {
     token: Token,
-    owner: OwnerId,
-    ttl: Ttl,
+    terms: Terms,
+    /// Where its record lies in the order: it may be enabled when that is durable.
+    lsn: Lsn,
+    /// From an earlier life of the store: never live, perhaps kept for its holder.
+    is_recorded: bool,
     /// See above. Changed by AcqRel exchanges and loaded with Acquire, which pair with each other: who
     /// sees a grant live, or ended, sees what was done before it became so.
     word: AtomicU64,
+    /// Until when the holder may believe in it: counted from before it asked. Upholds L3.
+    held_until: AtomicU64,
+    since: AtomicU64,
+    bell: Arc<Bell>,
 }
 
 impl Grant {
     /// A grant that is appended but not durable: nobody holds it yet, and nobody else gets the fence.
-    pub(crate) fn pending(token: Token, owner: OwnerId, ttl: Ttl) -> Self {
-        Grant { token, owner, ttl, word: AtomicU64::new(PENDING) }
+    /// `asked` is the clock before the grant was asked for.
+    pub(crate) fn pending(token: Token, terms: Terms, lsn: Lsn, asked: u64, bell: &Arc<Bell>) -> Self {
+        Grant {
+            token,
+            terms,
+            lsn,
+            is_recorded: false,
+            word: AtomicU64::new(PENDING),
+            held_until: AtomicU64::new(after(asked, terms.ttl)),
+            since: AtomicU64::new(asked),
+            bell: bell.clone(),
+        }
+    }
+
+    /// A grant of an earlier life of the store: it is over, and its fence is kept until `free_at`.
+    pub(crate) fn recorded(token: Token, terms: Terms, now: u64, free_at: u64, bell: &Arc<Bell>) -> Self {
+        Grant {
+            is_recorded: true,
+            word: AtomicU64::new(round_up(free_at) | ENDED | Ending::Expired.bits()),
+            held_until: AtomicU64::new(0),
+            ..Grant::pending(token, terms, Lsn::ZERO, now, bell)
+        }
     }
 
     pub(crate) fn token(&self) -> Token {
@@ -72,92 +204,220 @@ impl Grant {
     }
 
     pub(crate) fn owner(&self) -> OwnerId {
-        self.owner
+        self.terms.owner
     }
 
     pub(crate) fn ttl(&self) -> Ttl {
-        self.ttl
+        self.terms.ttl
     }
 
-    /// Makes a pending grant live from `now` on; `false` if it was ended meanwhile and must not be
-    /// handed out.
+    pub(crate) fn lsn(&self) -> Lsn {
+        self.lsn
+    }
+
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.is_recorded
+    }
+
+    /// Until when the holder may believe in it.
+    pub(crate) fn held_until(&self) -> u64 {
+        self.held_until.load(Ordering::Acquire)
+    }
+
+    fn is_believed(&self, now: u64) -> bool {
+        let until = self.held_until();
+        now < until || until == u64::MAX
+    }
+
+    /// How long ago it was granted.
+    pub(crate) fn age(&self, now: u64) -> Duration {
+        Duration::from_nanos(now.saturating_sub(self.since.load(Ordering::Relaxed)))
+    }
+
+    /// Makes a pending grant live from `now` on; `false` if it was live already, or was ended meanwhile and
+    /// must not be handed out.
     pub(crate) fn enable(&self, now: u64) -> bool {
-        self.swap(PENDING, self.deadline(now)).is_ok()
+        let deadline = round_up(after(now, self.terms.ttl));
+        let enabled = self.change(|word| (word & !WATCHED == PENDING).then_some(deadline | word & WATCHED));
+        if enabled.is_some_and(|word| word & WATCHED != 0) {
+            // Its deadline is known only now.
+            self.bell.report(self.token);
+        }
+        enabled.is_some()
     }
 
-    /// Whether the grant is held at `now`.
+    /// Whether the grant is the fence's live one at `now`.
     pub(crate) fn is_live(&self, now: u64) -> bool {
-        match self.word.load(Ordering::Acquire) {
-            PENDING | ENDED => false,
-            deadline => !is_past(deadline, now),
-        }
+        let word = self.word.load(Ordering::Acquire);
+        deadline(word).is_some_and(|deadline| !is_past(deadline, now))
+    }
+
+    /// Whether its holder may go on at `now`.
+    pub(crate) fn is_held(&self, now: u64) -> bool {
+        self.is_live(now) && self.is_believed(now)
+    }
+
+    pub(crate) fn is_pending(&self) -> bool {
+        self.word.load(Ordering::Acquire) & !WATCHED == PENDING
     }
 
     /// Whether the grant is over for good.
     pub(crate) fn is_ended(&self) -> bool {
-        self.word.load(Ordering::Acquire) == ENDED
+        self.word.load(Ordering::Acquire) & ENDED != 0
     }
 
-    /// Moves the deadline to `now` and one ttl, never back, and answers the deadline that stands.
-    pub(crate) fn renew(&self, now: u64) -> Result<u64, RenewError> {
-        let mut seen = self.word.load(Ordering::Acquire);
+    /// Why it is over, if it is.
+    pub(crate) fn ending(&self) -> Option<Ending> {
+        let word = self.word.load(Ordering::Acquire);
+        (word & ENDED != 0).then(|| Ending::of(word))
+    }
+
+    /// Whether somebody else may have the fence at `now`: an end that was made certain, and no delay left.
+    pub(crate) fn is_free(&self, now: u64) -> bool {
+        self.free_at().is_some_and(|at| now >= at)
+    }
+
+    /// When the fence of an ended grant is to be had.
+    pub(crate) fn free_at(&self) -> Option<u64> {
+        let word = self.word.load(Ordering::Acquire);
+        (word & ENDED != 0).then_some(word & !FLAGS)
+    }
+
+    /// When the state is to be looked at again, if nothing else happens; `None` for never.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        deadline(self.word.load(Ordering::Acquire)).filter(|&deadline| deadline != FOREVER)
+    }
+
+    /// Moves the deadline to `now` and one ttl, at most to `limit` and never back.
+    pub(crate) fn renew(&self, now: u64, limit: u64) -> Result<Renewed, RenewError> {
+        let mut word = self.word.load(Ordering::Acquire);
         loop {
-            let (next, answer) = match seen {
-                PENDING => return Err(RenewError::Pending),
-                ENDED => return Err(RenewError::Ended),
-                deadline if is_past(deadline, now) => (ENDED, Err(RenewError::Expired)),
-                deadline => {
-                    let later = self.deadline(now).max(deadline);
-                    (later, Ok(later))
-                }
-            };
-            if next == seen {
-                return answer;
+            if word & !WATCHED == PENDING {
+                return Err(RenewError::Pending);
             }
-            // Upholds L4: a grant that was ended since the load is no longer `seen`.
-            match self.swap(seen, next) {
-                Ok(()) => return answer,
-                Err(now_there) => seen = now_there,
+            let Some(old) = deadline(word) else { return Err(RenewError::Ended) };
+            if is_past(old, now) || !self.is_believed(now) {
+                return match self.exchange(word, self.expired_word(old)) {
+                    Ok(()) => Err(RenewError::Expired),
+                    Err(_) if self.is_ended() => Err(RenewError::Ended),
+                    // Renewed by somebody else who was in time, or watched: look again.
+                    Err(seen) => {
+                        word = seen;
+                        continue;
+                    }
+                };
             }
+            let until = after(now, self.terms.ttl).min(limit);
+            let next = round_up(until).max(old) | word & WATCHED;
+            // Upholds L4: a grant that was ended since the load is no longer `word`.
+            if next != word
+                && let Err(seen) = self.exchange(word, next)
+            {
+                word = seen;
+                continue;
+            }
+            // The table first, the holder after it: upholds L3.
+            self.held_until.fetch_max(until, Ordering::AcqRel);
+            let is_late = old != FOREVER && old.saturating_sub(now) < self.terms.ttl.nanos() / 5;
+            return Ok(Renewed { until: next & !FLAGS, is_late });
         }
     }
 
-    /// Ends the grant; `true` for the one call that did.
-    pub(crate) fn end(&self) -> bool {
-        self.word.swap(ENDED, Ordering::AcqRel) != ENDED
+    /// Ends the grant; `true` for the one call that did. Its fence is free at once.
+    pub(crate) fn end(&self, ending: Ending) -> bool {
+        self.end_with(|_| Some(ENDED | ending.bits()))
+    }
+
+    /// Ends the grant for an operator: its fence is free after the delay it was asked for with.
+    pub(crate) fn end_broken(&self, now: u64) -> bool {
+        let free_at = if self.terms.delay == 0 { 0 } else { now.saturating_add(self.terms.delay) };
+        self.end_with(|_| Some(round_up(free_at) | ENDED | Ending::Broken.bits()))
     }
 
     /// Ends the grant if its deadline has passed at `now`; `true` for the one call that did.
     pub(crate) fn end_if_expired(&self, now: u64) -> bool {
-        match self.word.load(Ordering::Acquire) {
-            PENDING | ENDED => false,
-            // A failed exchange is an answer: it was renewed or ended since the load.
-            deadline => is_past(deadline, now) && self.swap(deadline, ENDED).is_ok(),
-        }
+        self.end_with(|deadline| deadline.filter(|&at| is_past(at, now)).map(|at| self.expired_word(at)))
     }
 
-    /// How long nobody else gets the fence unless the grant is renewed or ended; `None` if it has no end.
+    /// Ends the grant if its holder may no longer believe in it, a little before its deadline: the fence
+    /// stays taken until that. For telling the holder so that no clock can take it back.
+    pub(crate) fn end_if_not_held(&self, now: u64) -> bool {
+        let late = !self.is_believed(now);
+        self.end_with(|deadline| {
+            let deadline = deadline?;
+            (is_past(deadline, now) || late).then(|| self.expired_word(deadline))
+        })
+    }
+
+    /// How long nobody else gets the fence unless something happens; `None` if that has no end.
     pub(crate) fn remaining(&self, now: u64) -> Option<Duration> {
-        match self.word.load(Ordering::Acquire) {
+        let word = self.word.load(Ordering::Acquire);
+        match word & !FLAGS {
             FOREVER => None,
-            PENDING => self.ttl.duration(),
-            ENDED => Some(Duration::ZERO),
-            deadline => Some(Duration::from_nanos(deadline.saturating_sub(now))),
+            _ if word & !WATCHED == PENDING => self.terms.ttl.duration(),
+            until => Some(Duration::from_nanos(until.saturating_sub(now))),
         }
     }
 
-    fn deadline(&self, now: u64) -> u64 {
-        debug_assert!(now >= NOW_MIN, "the clock says what would read as a state");
-        match self.ttl {
-            Ttl::INFINITE => FOREVER,
-            // At the far end of the clock a bounded grant is still not one for ever.
-            ttl => now.saturating_add(ttl.nanos()).min(FOREVER - 1),
-        }
+    /// Asks for a report when the state changes; `false`: it is ended, and nothing will.
+    pub(crate) fn watch(&self) -> bool {
+        self.change(|word| (word & ENDED == 0).then_some(word | WATCHED)).is_some()
     }
 
-    fn swap(&self, seen: u64, next: u64) -> Result<(), u64> {
-        self.word.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Acquire).map(|_| ())
+    fn expired_word(&self, deadline: u64) -> u64 {
+        round_up(deadline.saturating_add(self.terms.delay)) | ENDED | Ending::Expired.bits()
     }
+
+    /// Ends the grant with the word that `next` makes of its deadline; `None` there leaves it as it is.
+    fn end_with(&self, next: impl Fn(Option<u64>) -> Option<u64>) -> bool {
+        self.change(|word| if word & ENDED != 0 { None } else { next(deadline(word)) }).is_some()
+    }
+
+    /// One exchange of the word, tried until nothing else comes between; answers the word before.
+    fn change(&self, next: impl Fn(u64) -> Option<u64>) -> Option<u64> {
+        let mut word = self.word.load(Ordering::Acquire);
+        while let Some(next) = next(word) {
+            match self.exchange(word, next) {
+                Ok(()) => return Some(word),
+                Err(seen) => word = seen,
+            }
+        }
+        None
+    }
+
+    fn exchange(&self, word: u64, next: u64) -> Result<(), u64> {
+        self.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire)?;
+        if next & ENDED != 0 {
+            if Ending::of(next) == Ending::Expired {
+                self.bell.expired.fetch_add(1, Ordering::Relaxed);
+            }
+            // Read out of the word that was exchanged: who watches before the end is told of it.
+            if word & WATCHED != 0 {
+                self.bell.report(self.token);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The deadline of a live word.
+fn deadline(word: u64) -> Option<u64> {
+    (word & ENDED == 0 && word & !WATCHED != PENDING).then_some(word & !FLAGS)
+}
+
+/// One ttl after `now`.
+fn after(now: u64, ttl: Ttl) -> u64 {
+    debug_assert!(now >= STEP, "the clock says what would read as a state");
+    match ttl {
+        Ttl::INFINITE => u64::MAX,
+        // At the far end of the clock a bounded grant is still not one for ever.
+        ttl => now.saturating_add(ttl.nanos()).min(FOREVER - STEP),
+    }
+}
+
+/// An instant as it stands in the word: never earlier than it is. Upholds L3.
+fn round_up(instant: u64) -> u64 {
+    instant.saturating_add(FLAGS) & !FLAGS
 }
 
 /// The one place where expiry is decided: the deadline itself is past. `FOREVER` never is.
@@ -165,407 +425,7 @@ fn is_past(deadline: u64, now: u64) -> bool {
     deadline != FOREVER && now >= deadline
 }
 
-/// Parts of the table, each under its own lock.
-const SHARDS: usize = 16;
-/// Below so many grants nothing is swept.
-const SWEEP_MIN: usize = 256;
-
-/// The grants of one shard, by keyspace and fence: nested, so that it is searched by borrowed bytes;
-/// ordered, so that it needs no random hash keys and a simulation sees the same order each time.
-type Shard = BTreeMap<KeyspaceId, BTreeMap<Box<[u8]>, Arc<Grant>>>;
-
-/// The last grant of each fence: at most one that is not ended (L1).
-///
-/// Marks and tokens are decided under the engine's tail lock, so grants are inserted and ended by raises
-/// under it too. Renewing and releasing need only the grant itself, found under the lock of its shard:
-/// a leaf in the lock order, of which one is held at a time.
-#[derive(Debug)]
-pub(crate) struct LeaseTable {
-    shards: [CachePadded<Mutex<Shard>>; SHARDS],
-    /// Grants in all shards. Relaxed, like `sweep_at`: they say when to sweep, and nothing rests on them.
-    len: AtomicUsize,
-    /// The length at which the next sweep is due; `usize::MAX` while one runs.
-    sweep_at: AtomicUsize,
-}
-
-impl LeaseTable {
-    pub(crate) fn new() -> Self {
-        LeaseTable {
-            shards: std::array::from_fn(|_| CachePadded::new(Mutex::new(Shard::new()))),
-            len: AtomicUsize::new(0),
-            sweep_at: AtomicUsize::new(SWEEP_MIN),
-        }
-    }
-
-    /// The grant of the fence, if it has one: pending, live, expired or ended, the caller asks.
-    pub(crate) fn current(&self, keyspace: KeyspaceId, fence: &[u8]) -> Option<Arc<Grant>> {
-        self.shard(keyspace, fence).lock().get(&keyspace)?.get(fence).cloned()
-    }
-
-    /// Makes `grant` the one of the fence, and answers the one before it, ended.
-    pub(crate) fn insert(&self, keyspace: KeyspaceId, fence: &[u8], grant: Arc<Grant>) -> Option<Arc<Grant>> {
-        let mut shard = self.shard(keyspace, fence).lock();
-        let fences = shard.entry(keyspace).or_default();
-        if let Some(place) = fences.get_mut(fence) {
-            // Upholds L1: what is no longer in the table is ended, or nobody could end it.
-            place.end();
-            return Some(std::mem::replace(place, grant));
-        }
-        fences.insert(fence.into(), grant);
-        self.len.fetch_add(1, Ordering::Relaxed);
-        None
-    }
-
-    /// Ends and removes the grant of the fence if it is the one of `token`.
-    pub(crate) fn remove_if(&self, keyspace: KeyspaceId, fence: &[u8], token: Token) -> bool {
-        self.end_fence_if(keyspace, fence, |grant| grant.token == token)
-    }
-
-    /// Ends and removes the grant of the fence if its token is below `token`, which is its mark now.
-    pub(crate) fn end_fence_below(&self, keyspace: KeyspaceId, fence: &[u8], token: Token) -> bool {
-        // Upholds L5 for one fence.
-        self.end_fence_if(keyspace, fence, |grant| grant.token < token)
-    }
-
-    /// Ends and removes every grant of the keyspace with a token below `token`, which is its floor now.
-    pub(crate) fn end_below(&self, keyspace: KeyspaceId, token: Token) {
-        // Upholds L5 for all fences.
-        for shard in &self.shards {
-            let mut shard = shard.lock();
-            if let Entry::Occupied(mut fences) = shard.entry(keyspace) {
-                self.retain(fences.get_mut(), |grant| {
-                    let overtaken = grant.token < token;
-                    if overtaken {
-                        grant.end();
-                    }
-                    !overtaken
-                });
-                if fences.get().is_empty() {
-                    fences.remove();
-                }
-            }
-        }
-    }
-
-    /// Removes what is over, if enough may have gathered: grants that ended in their place, and those whose
-    /// deadline passed at `now` and which nobody ever released.
-    ///
-    /// Two loads, unless the table has doubled since the last sweep. A sweep visits every grant, but as
-    /// many were inserted since the last one as that left behind, so each insert pays for two visits; and
-    /// the table is never more than twice what was unfinished at the last sweep, and a constant. To be
-    /// called after inserting, without the tail lock: a sweep locks one shard after the other.
-    pub(crate) fn sweep(&self, now: u64) {
-        let due = self.sweep_at.load(Ordering::Relaxed);
-        if self.len() < due {
-            return;
-        }
-        // One sweeper is enough; the others go on.
-        let mine =
-            self.sweep_at.compare_exchange(due, usize::MAX, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        if !mine {
-            return;
-        }
-        for shard in &self.shards {
-            shard.lock().retain(|_, fences| {
-                // Expired ones are ended before they leave: see `Grant`.
-                self.retain(fences, |grant| !grant.is_ended() && !grant.end_if_expired(now));
-                !fences.is_empty()
-            });
-        }
-        self.sweep_at.store(SWEEP_MIN.max(self.len().saturating_mul(2)), Ordering::Relaxed);
-    }
-
-    /// How many fences have a grant here, ended or not.
-    pub(crate) fn len(&self) -> usize {
-        self.len.load(Ordering::Relaxed)
-    }
-
-    /// Shows every grant, shard by shard, each shard at one moment. `show` must not call this table.
-    pub(crate) fn for_each(&self, mut show: impl FnMut(KeyspaceId, &[u8], &Arc<Grant>)) {
-        for shard in &self.shards {
-            for (keyspace, fences) in shard.lock().iter() {
-                for (fence, grant) in fences {
-                    show(*keyspace, fence, grant);
-                }
-            }
-        }
-    }
-
-    fn end_fence_if(
-        &self,
-        keyspace: KeyspaceId,
-        fence: &[u8],
-        condition: impl FnOnce(&Grant) -> bool,
-    ) -> bool {
-        let mut shard = self.shard(keyspace, fence).lock();
-        let Entry::Occupied(mut fences) = shard.entry(keyspace) else { return false };
-        match fences.get().get(fence) {
-            Some(grant) if condition(grant) => {
-                grant.end();
-            }
-            _ => return false,
-        }
-        fences.get_mut().remove(fence);
-        self.len.fetch_sub(1, Ordering::Relaxed);
-        if fences.get().is_empty() {
-            fences.remove();
-        }
-        true
-    }
-
-    fn retain(&self, fences: &mut BTreeMap<Box<[u8]>, Arc<Grant>>, mut keep: impl FnMut(&Grant) -> bool) {
-        let before = fences.len();
-        fences.retain(|_, grant| keep(grant));
-        self.len.fetch_sub(before - fences.len(), Ordering::Relaxed);
-    }
-
-    fn shard(&self, keyspace: KeyspaceId, fence: &[u8]) -> &Mutex<Shard> {
-        let mut hasher = DefaultHasher::new();
-        (keyspace, fence).hash(&mut hasher);
-        &self.shards[hasher.finish() as usize % SHARDS]
-    }
-}
-
 // Loom has its own models of a grant, and its primitives do not run outside of them.
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    const MS: u64 = 1_000_000;
-    const OWNER: OwnerId = OwnerId::new(7);
-    const JOBS: KeyspaceId = KeyspaceId(1);
-    const LOCKS: KeyspaceId = KeyspaceId(2);
-
-    fn token(number: u64) -> Token {
-        Token::new(number).unwrap()
-    }
-
-    fn grant(number: u64) -> Grant {
-        Grant::pending(token(number), OWNER, Ttl::new(Duration::from_millis(10)).unwrap())
-    }
-
-    /// A grant of 10 ms, live since `now`.
-    fn live(number: u64, now: u64) -> Arc<Grant> {
-        let grant = grant(number);
-        assert!(grant.enable(now));
-        Arc::new(grant)
-    }
-
-    #[test]
-    fn a_pending_grant_is_held_by_nobody_and_does_not_expire() {
-        let grant = grant(1);
-        assert!(!grant.is_live(16));
-        assert!(!grant.is_ended());
-        assert!(!grant.end_if_expired(u64::MAX));
-        assert_eq!(grant.renew(16), Err(RenewError::Pending));
-        assert_eq!(grant.remaining(16), Some(Duration::from_millis(10)));
-        assert_eq!((grant.token(), grant.owner()), (token(1), OWNER));
-        assert_eq!(grant.ttl().duration(), Some(Duration::from_millis(10)));
-    }
-
-    #[test]
-    fn a_grant_ended_while_pending_is_not_handed_out() {
-        let grant = grant(1);
-        assert!(grant.end());
-        assert!(!grant.enable(16));
-        assert!(!grant.is_live(16));
-    }
-
-    #[test]
-    fn a_grant_is_enabled_once() {
-        let grant = live(1, MS);
-        assert!(!grant.enable(100 * MS));
-        assert_eq!(grant.remaining(MS), Some(Duration::from_millis(10)));
-    }
-
-    #[test]
-    fn a_live_grant_is_live_until_just_before_its_deadline() {
-        let grant = live(1, MS);
-        assert!(grant.is_live(11 * MS - 1));
-        assert!(!grant.is_live(11 * MS));
-        assert_eq!(grant.remaining(11 * MS - 1), Some(Duration::from_nanos(1)));
-        assert_eq!(grant.remaining(20 * MS), Some(Duration::ZERO));
-        assert!(!grant.is_ended());
-    }
-
-    #[test]
-    fn renewing_moves_the_deadline_and_never_back() {
-        let grant = live(1, 5 * MS);
-        assert_eq!(grant.renew(9 * MS), Ok(19 * MS));
-        assert_eq!(grant.renew(6 * MS), Ok(19 * MS));
-        assert_eq!(grant.remaining(9 * MS), Some(Duration::from_millis(10)));
-    }
-
-    #[test]
-    fn renewing_at_the_deadline_is_too_late_for_ever() {
-        let grant = live(1, MS);
-        assert_eq!(grant.renew(11 * MS), Err(RenewError::Expired));
-        assert!(grant.is_ended());
-        assert_eq!(grant.renew(2 * MS), Err(RenewError::Ended));
-        assert!(!grant.is_live(2 * MS));
-        assert!(!grant.enable(2 * MS));
-    }
-
-    #[test]
-    fn an_ended_grant_is_ended_by_one_call() {
-        let grant = live(1, MS);
-        assert!(grant.end());
-        assert!(!grant.end());
-        assert!(!grant.end_if_expired(u64::MAX));
-        assert_eq!(grant.renew(2 * MS), Err(RenewError::Ended));
-        assert_eq!(grant.remaining(2 * MS), Some(Duration::ZERO));
-    }
-
-    #[test]
-    fn only_an_expired_grant_is_ended_for_expiry() {
-        let grant = live(1, MS);
-        assert!(!grant.end_if_expired(11 * MS - 1));
-        assert!(grant.is_live(MS));
-        assert!(grant.end_if_expired(11 * MS));
-        assert!(!grant.end_if_expired(11 * MS));
-    }
-
-    #[test]
-    fn a_grant_without_an_end_is_only_ended_by_hand() {
-        let grant = Grant::pending(token(1), OWNER, Ttl::INFINITE);
-        assert!(grant.enable(MS));
-        assert!(grant.is_live(u64::MAX));
-        assert!(!grant.end_if_expired(u64::MAX));
-        assert_eq!(grant.renew(u64::MAX), Ok(FOREVER));
-        assert_eq!(grant.remaining(MS), None);
-        assert!(grant.end());
-    }
-
-    #[test]
-    fn a_bounded_grant_at_the_end_of_time_is_still_bounded() {
-        let grant = Grant::pending(token(1), OWNER, Ttl::new(Ttl::MAX).unwrap());
-        assert!(grant.enable(u64::MAX - 5));
-        assert!(grant.is_live(u64::MAX - 5));
-        assert!(grant.remaining(u64::MAX - 5).is_some());
-        assert!(grant.end_if_expired(u64::MAX));
-    }
-
-    #[test]
-    fn a_fence_has_one_grant_and_taking_over_ends_the_old_one() {
-        let table = LeaseTable::new();
-        let old = live(1, MS);
-        assert!(table.insert(JOBS, b"a", old.clone()).is_none());
-        assert!(table.current(JOBS, b"b").is_none());
-        assert!(table.current(LOCKS, b"a").is_none());
-        assert!(Arc::ptr_eq(&table.current(JOBS, b"a").unwrap(), &old));
-        let replaced = table.insert(JOBS, b"a", live(2, MS)).unwrap();
-        assert!(Arc::ptr_eq(&replaced, &old));
-        assert!(old.is_ended());
-        assert_eq!(table.current(JOBS, b"a").unwrap().token(), token(2));
-        assert_eq!(table.len(), 1);
-    }
-
-    #[test]
-    fn a_grant_is_removed_by_its_own_token_only() {
-        let table = LeaseTable::new();
-        let grant = live(2, MS);
-        table.insert(JOBS, b"a", grant.clone());
-        assert!(!table.remove_if(JOBS, b"a", token(1)));
-        assert!(!table.remove_if(LOCKS, b"a", token(2)));
-        assert!(!grant.is_ended());
-        assert!(table.remove_if(JOBS, b"a", token(2)));
-        assert!(grant.is_ended());
-        assert!(!table.remove_if(JOBS, b"a", token(2)));
-        assert_eq!(table.len(), 0);
-    }
-
-    #[test]
-    fn a_raised_mark_ends_the_grant_below_it() {
-        let table = LeaseTable::new();
-        let grant = live(5, MS);
-        table.insert(JOBS, b"a", grant.clone());
-        assert!(!table.end_fence_below(JOBS, b"a", token(5)));
-        assert!(grant.is_live(MS));
-        assert!(table.end_fence_below(JOBS, b"a", token(6)));
-        assert!(grant.is_ended());
-        assert!(table.current(JOBS, b"a").is_none());
-    }
-
-    #[test]
-    fn a_raised_floor_ends_every_grant_of_the_keyspace_below_it() {
-        let table = LeaseTable::new();
-        let grants: Vec<_> = (1..=100).map(|number| Arc::new(grant(number))).collect();
-        for grant in &grants {
-            table.insert(JOBS, &grant.token().get().to_le_bytes(), grant.clone());
-        }
-        let elsewhere = live(1, MS);
-        table.insert(LOCKS, b"a", elsewhere.clone());
-        table.end_below(JOBS, token(60));
-        assert_eq!(table.len(), 42);
-        for grant in &grants {
-            assert_eq!(grant.is_ended(), grant.token() < token(60));
-        }
-        assert!(elsewhere.is_live(MS));
-        table.end_below(JOBS, Token::MAX);
-        table.end_below(KeyspaceId(3), Token::MAX);
-        assert_eq!(table.len(), 1);
-    }
-
-    #[test]
-    fn every_grant_is_shown_once() {
-        let table = LeaseTable::new();
-        for number in 1..=50u64 {
-            table.insert(JOBS, &number.to_le_bytes(), live(number, MS));
-        }
-        let mut seen = Vec::new();
-        table.for_each(|keyspace, fence, grant| {
-            assert_eq!(keyspace, JOBS);
-            assert_eq!(fence, grant.token().get().to_le_bytes());
-            seen.push(grant.token().get());
-        });
-        seen.sort_unstable();
-        assert!(seen.into_iter().eq(1..=50));
-    }
-
-    #[test]
-    fn leases_nobody_releases_do_not_pile_up() {
-        let table = LeaseTable::new();
-        let mut now = MS;
-        let mut len_max = 0;
-        for number in 1..=20_000u64 {
-            table.insert(JOBS, &number.to_le_bytes(), live(number, now));
-            table.sweep(now);
-            len_max = len_max.max(table.len());
-            now += MS;
-        }
-        assert!(len_max <= SWEEP_MIN, "{len_max} grants of which at most 11 are live");
-        assert!(table.current(JOBS, &20_000u64.to_le_bytes()).is_some());
-    }
-
-    #[test]
-    fn a_sweep_removes_only_what_is_over_and_ends_it_first() {
-        let table = LeaseTable::new();
-        let expired: Vec<_> = (1..=SWEEP_MIN as u64).map(|number| live(number, MS)).collect();
-        for grant in &expired {
-            table.insert(JOBS, &grant.token().get().to_le_bytes(), grant.clone());
-        }
-        table.insert(LOCKS, b"live", live(1000, 15 * MS));
-        table.insert(LOCKS, b"pending", Arc::new(grant(1001)));
-        table.insert(LOCKS, b"ended", live(1002, 15 * MS));
-        table.current(LOCKS, b"ended").unwrap().end();
-        table.sweep(15 * MS);
-        assert_eq!(table.len(), 2);
-        assert!(table.current(LOCKS, b"live").is_some());
-        assert!(table.current(LOCKS, b"pending").is_some());
-        for grant in expired {
-            assert_eq!(grant.renew(2 * MS), Err(RenewError::Ended));
-        }
-    }
-
-    #[test]
-    fn sweeps_are_as_rare_as_doublings() {
-        let table = LeaseTable::new();
-        for number in 1..=SWEEP_MIN as u64 {
-            table.insert(JOBS, &number.to_le_bytes(), live(number, MS));
-        }
-        table.sweep(2 * MS);
-        assert_eq!(table.sweep_at.load(Ordering::Relaxed), 2 * SWEEP_MIN);
-        table.sweep(100 * MS);
-        assert_eq!(table.len(), SWEEP_MIN, "not due until the table has doubled");
-    }
-}
+#[path = "lease/tests.rs"]
+mod tests;

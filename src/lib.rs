@@ -29,10 +29,14 @@ pub mod storage;
 mod options;
 // Rules: pure. No files, no clock reads, no threads.
 mod fence;
+mod slots;
+mod group_commit;
 mod lease;
+mod lease_table;
+mod waiters;
+mod watches;
 mod op;
 mod index;
-mod group_commit;
 // Bytes: they never decide whether something is allowed.
 mod format;
 mod log;
@@ -43,29 +47,40 @@ mod engine;
 mod admit;
 mod append;
 mod commit;
+mod grant;
+mod hand_over;
+mod grace;
 mod replay;
 mod recover;
-mod grant;
 // Front: what a user types.
 mod db;
 mod view;
 mod batch;
 mod keyspace;
+mod block;
 mod guard;
+mod acquire;
+mod request;
+mod oversee;
 
-pub use admit::Expect;
+pub use acquire::Acquire;
+pub use admit::{Expect, Require};
 pub use batch::Batch;
 #[cfg(any(test, feature = "sim", fuzzing))]
 pub use clock::ManualClock;
 pub use clock::{Clock, SystemClock};
 pub use db::{Commit, Db};
 pub use error::{Cause, Error, Found, LastOp, Outcome, Result};
-pub use guard::{Lease, LeaseRequest};
+pub use guard::{Lease, Lost};
 pub use keyspace::{Deleted, Keyspace, Raised};
+pub use lease::Ending;
 pub use options::{
     KeyspaceOptions, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Options, Progress, ReadMode, Scope, Tokens,
 };
+pub use oversee::{Broken, Holder};
 pub use recover::OpenReport;
+pub use request::LeaseRequest;
+pub use slots::MAX_SLOTS;
 pub use snapshot::Value;
 pub use stats::{Health, Stats};
 pub use types::{
@@ -73,3 +88,8 @@ pub use types::{
     Ttl,
 };
 pub use view::{Iter, Snapshot};
+
+/// Leases: a guide, from the paused worker on.
+pub mod guide {
+    #![doc = include_str!("../docs/leases.md")]
+}

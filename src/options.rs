@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::storage::Storage;
 use crate::sync::Arc;
 use std::fmt;
+use std::time::Duration;
 
 /// The smallest segment, in bytes (16 KiB).
 pub const MIN_SEGMENT_BYTES: u32 = 16 << 10;
@@ -175,6 +176,7 @@ pub struct Options {
     pub(crate) storage: Option<Arc<dyn Storage>>,
     pub(crate) progress: Option<ProgressFn>,
     pub(crate) entropy: Entropy,
+    pub(crate) lease_grace: Duration,
 }
 
 impl Default for Options {
@@ -191,6 +193,7 @@ impl Default for Options {
             storage: None,
             progress: None,
             entropy: Entropy::System,
+            lease_grace: Duration::ZERO,
         }
     }
 }
@@ -255,6 +258,19 @@ impl Options {
     /// The clock that leases are measured by. Default: [`SystemClock`].
     pub fn clock(mut self, clock: impl Clock) -> Self {
         self.clock = Arc::new(clock);
+        self
+    }
+
+    /// How long after an open, and at most for its ttl, the fence of a lease that was held before is kept for
+    /// its holder, who presents its owner and old token to
+    /// [`LeaseRequest::resume`](crate::LeaseRequest::resume) and gets a new lease; others wait, or see
+    /// [`Error::Held`]. Default: zero, so that reopening ends every lease and its fence is free at once.
+    ///
+    /// Grace is a delay, never authority. Only leases of the run just before count, so opening again and
+    /// again prolongs nothing; and as releases are not synced, a fence released right before a crash may be
+    /// kept as well.
+    pub fn lease_grace(mut self, time: Duration) -> Self {
+        self.lease_grace = time;
         self
     }
 

@@ -11,6 +11,7 @@ use crate::engine::{KeyspaceState, is_named, state_of};
 use crate::error::{Error, Result};
 use crate::fence::Floor;
 use crate::format::header::{End, StoreBlock};
+use crate::grace::Recorded;
 use crate::index::{Slots, SlotsWriter, name_hash, slots};
 use crate::log::scan::Table;
 use crate::log::segment::{OpRef, Segment, Segments};
@@ -27,6 +28,8 @@ pub(crate) struct Replay {
     pub writer: SlotsWriter,
     pub segments: Segments,
     pub keyspaces: Vec<Arc<KeyspaceState>>,
+    /// Leases that nobody has released, as far as the log goes.
+    pub recorded: Recorded,
     counter: u64,
     forms: Vec<(Arc<Segment>, u32)>,
 }
@@ -40,6 +43,7 @@ impl Replay {
             writer,
             segments: Segments::new(),
             keyspaces: Vec::new(),
+            recorded: Recorded::new(block.incarnation),
             counter: 0,
             forms: Vec::new(),
         }
@@ -105,8 +109,9 @@ impl Replay {
         match op.head.kind {
             Kind::Put | Kind::Delete => return self.version(op, &keyspace, guard),
             Kind::Grant => {
-                GrantValue::decode(value).ok_or(Wrong::What("a grant without an owner"))?;
+                let value = GrantValue::decode(value).ok_or(Wrong::What("a grant without an owner"))?;
                 self.fence(op, &keyspace, op.key(), guard)?;
+                self.recorded.grant(keyspace.id, op.key(), op.head.token, value);
             }
             Kind::Mark => self.fence(op, &keyspace, op.key(), guard)?,
             Kind::Floor => {
@@ -116,7 +121,7 @@ impl Replay {
                 keyspace.set_closed(false);
             }
             // Leases end with the incarnation that granted them.
-            Kind::Release => {}
+            Kind::Release => self.recorded.release(keyspace.id, op.key(), op.head.token),
             Kind::Keyspace | Kind::Counter => {}
         }
         Ok(())

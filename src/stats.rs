@@ -14,6 +14,12 @@ pub(crate) struct Counters {
     pub grants: AtomicU64,
     pub takeovers: AtomicU64,
     pub renewals: AtomicU64,
+    pub late_renewals: AtomicU64,
+    pub lease_refusals: AtomicU64,
+    pub breaks: AtomicU64,
+    pub hand_overs: AtomicU64,
+    pub hand_over_nanos: AtomicU64,
+    pub hand_over_nanos_max: AtomicU64,
     pub releases: AtomicU64,
     pub duplicates: AtomicU64,
     /// Bytes of frames written.
@@ -40,6 +46,25 @@ pub struct Stats {
     pub renewals: u64,
     /// Leases released by their holders.
     pub releases: u64,
+    /// Leases that were found to have run out.
+    pub expiries: u64,
+    /// Leases broken by [`Keyspace::break_lease`](crate::Keyspace::break_lease).
+    pub breaks: u64,
+    /// Leases refused: held by somebody else, or the wait for them was over.
+    pub lease_refusals: u64,
+    /// Of the renewals, those that came in the last fifth of the time to live: see [`Stats::ttl_hint`].
+    pub late_renewals: u64,
+    /// Leases handed to somebody who waited.
+    pub hand_overs: u64,
+    /// From the store's noticing that a fence is free to its next holder's having it, durably: on average,
+    /// in nanoseconds.
+    pub hand_over_nanos_mean: u64,
+    /// The longest of these times.
+    pub hand_over_nanos_max: u64,
+    /// Who waits for a lease now.
+    pub waiting: u64,
+    /// Grants whose end somebody wants to hear of, or that are kept alive.
+    pub watched_leases: u64,
     /// Bytes of frames written to the log.
     pub written_bytes: u64,
     /// Bytes of all segments on disk, spares included.
@@ -69,9 +94,43 @@ impl Counters {
             takeovers: read(&self.takeovers),
             renewals: read(&self.renewals),
             releases: read(&self.releases),
+            breaks: read(&self.breaks),
+            lease_refusals: read(&self.lease_refusals),
+            late_renewals: read(&self.late_renewals),
+            hand_overs: read(&self.hand_overs),
+            hand_over_nanos_mean: read(&self.hand_over_nanos)
+                .checked_div(read(&self.hand_overs))
+                .unwrap_or(0),
+            hand_over_nanos_max: read(&self.hand_over_nanos_max),
             written_bytes: read(&self.written),
             ..Stats::default()
         }
+    }
+}
+
+/// Below so many renewals a share of them says nothing.
+const HINT_MIN: u64 = 100;
+
+impl Stats {
+    /// A sentence when holders renew dangerously late: a pause of a fifth of the ttl would have cost them
+    /// their leases.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = tidewall::Db::open(dir.path().join("data"))?;
+    /// if let Some(hint) = db.stats().ttl_hint() {
+    ///     eprintln!("{hint}");
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn ttl_hint(&self) -> Option<String> {
+        let percent = (self.late_renewals * 100).checked_div(self.renewals)?;
+        (self.renewals >= HINT_MIN && percent > 0).then(|| {
+            format!(
+                "TTL too short: {percent} % of renewals came in the last fifth of it; renew at a third of the TTL, \
+                 or choose a longer one"
+            )
+        })
     }
 }
 

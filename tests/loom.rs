@@ -25,7 +25,7 @@ mod types;
 
 use group_commit::{Doorbell, Heard, NotDurable, Progress, WakerSlot};
 use guard::Pins;
-use lease::{Grant, RenewError};
+use lease::{Bell, Ending, Grant, RenewError, Terms};
 use loom::cell::UnsafeCell;
 use loom::thread;
 use std::task::{Context, Poll, Wake, Waker};
@@ -408,7 +408,21 @@ const MS: u64 = 1_000_000;
 /// A grant of 10 ms.
 fn pending() -> Grant {
     let ttl = Ttl::new(std::time::Duration::from_millis(10)).unwrap();
-    Grant::pending(Token::new(1).unwrap(), OwnerId::new(1), ttl)
+    let terms = Terms { owner: OwnerId::new(1), ttl, delay: 0 };
+    Grant::pending(Token::new(1).unwrap(), terms, Lsn::new(1), MS, &Arc::new(Bell::new()))
+}
+
+fn renew(grant: &Grant, now: u64) -> Result<u64, RenewError> {
+    grant.renew(now, u64::MAX).map(|renewed| renewed.until)
+}
+
+/// The same with the bell that it reports to.
+fn held_with_bell() -> (Arc<Fence>, Arc<Bell>) {
+    let bell = Arc::new(Bell::new());
+    let ttl = Ttl::new(std::time::Duration::from_millis(10)).unwrap();
+    let terms = Terms { owner: OwnerId::new(1), ttl, delay: 0 };
+    let grant = Grant::pending(Token::new(1).unwrap(), terms, Lsn::new(1), MS, &bell);
+    (Arc::new(Fence { grant, handed_over: Bytes::new() }), bell)
 }
 
 /// A fence held until 11 ms, and the proof of what happened to it.
@@ -429,7 +443,7 @@ fn a_renewal_and_a_take_over_never_both_succeed() {
     explore(|| {
         let fence = held();
         // Its clock says 5 ms, and then it was paused: others are at 12 ms meanwhile.
-        let holder = spawn(&fence, |fence| fence.grant.renew(5 * MS));
+        let holder = spawn(&fence, |fence| renew(&fence.grant, 5 * MS));
         let rival = spawn(&fence, |fence| fence.grant.end_if_expired(12 * MS));
         let ended = fence.grant.end_if_expired(12 * MS);
         let renewed = holder.join().unwrap();
@@ -452,16 +466,16 @@ fn an_ended_grant_is_ended_once_and_never_renewed() {
     explore(|| {
         let fence = held();
         let holder = spawn(&fence, |fence| {
-            let first = fence.grant.renew(5 * MS);
-            let second = fence.grant.renew(6 * MS);
+            let first = renew(&fence.grant, 5 * MS);
+            let second = renew(&fence.grant, 6 * MS);
             assert!(first.is_ok() || second.is_err(), "revived");
         });
         let rival = spawn(&fence, |fence| fence.grant.end_if_expired(16 * MS));
-        let broken = fence.grant.end();
+        let broken = fence.grant.end(Ending::Released);
         holder.join().unwrap();
         assert!(fence.grant.is_ended());
         assert_ne!(broken, rival.join().unwrap(), "exactly one ended it");
-        assert_eq!(fence.grant.renew(7 * MS), Err(RenewError::Ended));
+        assert_eq!(renew(&fence.grant, 7 * MS), Err(RenewError::Ended));
     });
 }
 
@@ -470,12 +484,12 @@ fn a_holder_told_of_the_end_sees_what_came_before_it() {
     explore(|| {
         let fence = held();
         let holder = spawn(&fence, |fence| {
-            if fence.grant.renew(5 * MS) == Err(RenewError::Ended) {
+            if renew(&fence.grant, 5 * MS) == Err(RenewError::Ended) {
                 fence.handed_over.read();
             }
         });
         fence.handed_over.write(1);
-        assert!(fence.grant.end());
+        assert!(fence.grant.end(Ending::Released));
         holder.join().unwrap();
     });
 }
@@ -484,9 +498,9 @@ fn a_holder_told_of_the_end_sees_what_came_before_it() {
 fn two_late_renewals_and_an_end_have_one_ender() {
     explore(|| {
         let fence = held();
-        let late = |fence: &Fence| fence.grant.renew(12 * MS);
+        let late = |fence: &Fence| renew(&fence.grant, 12 * MS);
         let holders = [spawn(&fence, late), spawn(&fence, late)];
-        let mut enders = u8::from(fence.grant.end());
+        let mut enders = u8::from(fence.grant.end(Ending::Released));
         for holder in holders {
             match holder.join().unwrap() {
                 Err(RenewError::Expired) => enders += 1,
@@ -501,8 +515,8 @@ fn two_late_renewals_and_an_end_have_one_ender() {
 fn concurrent_renewals_keep_the_later_deadline() {
     explore(|| {
         let fence = held();
-        let early = spawn(&fence, |fence| fence.grant.renew(5 * MS));
-        let late = spawn(&fence, |fence| fence.grant.renew(8 * MS));
+        let early = spawn(&fence, |fence| renew(&fence.grant, 5 * MS));
+        let late = spawn(&fence, |fence| renew(&fence.grant, 8 * MS));
         let (early, late) = (early.join().unwrap().unwrap(), late.join().unwrap().unwrap());
         assert!(early == 15 * MS || early == 18 * MS);
         assert_eq!(late, 18 * MS);
@@ -522,11 +536,84 @@ fn a_grant_overtaken_while_pending_is_over_whoever_comes_first() {
             handed_out
         });
         fence.handed_over.write(1);
-        assert!(fence.grant.end());
+        assert!(fence.grant.end(Ending::Released));
         committer.join().unwrap();
         assert!(fence.grant.is_ended());
         assert!(!fence.grant.is_live(MS));
         assert!(!fence.grant.enable(MS));
+    });
+}
+
+#[test]
+fn who_watches_before_the_end_is_told_of_it_and_who_comes_later_knows() {
+    explore(|| {
+        let (fence, bell) = held_with_bell();
+        assert!(fence.grant.enable(MS));
+        let waiter = spawn(&fence, |fence| fence.grant.watch());
+        let holder = spawn(&fence, |fence| renew(&fence.grant, 5 * MS).is_ok());
+        assert!(fence.grant.end(Ending::Released));
+        holder.join().unwrap();
+        let told = !bell.take().is_empty();
+        assert_eq!(waiter.join().unwrap(), told);
+    });
+}
+
+#[test]
+fn a_renewal_loses_no_watch() {
+    explore(|| {
+        let (fence, bell) = held_with_bell();
+        assert!(fence.grant.enable(MS));
+        let waiter = spawn(&fence, |fence| assert!(fence.grant.watch()));
+        assert_eq!(renew(&fence.grant, 5 * MS), Ok(15 * MS));
+        waiter.join().unwrap();
+        assert!(fence.grant.end_if_expired(16 * MS));
+        assert_eq!(bell.take().len(), 1);
+    });
+}
+
+#[test]
+fn who_watches_a_grant_on_its_way_is_told_when_it_is_enabled_or_ended() {
+    explore(|| {
+        let (fence, bell) = held_with_bell();
+        let committer = spawn(&fence, |fence| fence.grant.enable(MS));
+        let breaker = spawn(&fence, |fence| fence.grant.end_broken(2 * MS));
+        let watched = fence.grant.watch();
+        committer.join().unwrap();
+        assert!(breaker.join().unwrap());
+        assert_eq!(watched, !bell.take().is_empty());
+        assert!(!fence.grant.is_live(MS));
+    });
+}
+
+#[test]
+fn of_a_release_a_break_and_an_expiry_one_ends_the_grant_and_says_why() {
+    explore(|| {
+        let fence = held();
+        let holder = spawn(&fence, |fence| fence.grant.end(Ending::Released));
+        let operator = spawn(&fence, |fence| fence.grant.end_broken(12 * MS));
+        let expired = fence.grant.end_if_expired(12 * MS);
+        let (released, broken) = (holder.join().unwrap(), operator.join().unwrap());
+        let ended = [released, broken, expired];
+        assert_eq!(ended.iter().filter(|ended| **ended).count(), 1);
+        let endings = [Ending::Released, Ending::Broken, Ending::Expired];
+        let first = ended.iter().position(|ended| *ended).unwrap();
+        assert_eq!(fence.grant.ending(), Some(endings[first]));
+    });
+}
+
+#[test]
+fn a_report_wakes_the_thread_that_looks() {
+    explore(|| {
+        let (fence, bell) = held_with_bell();
+        assert!(fence.grant.watch());
+        let committer = spawn(&fence, |fence| assert!(fence.grant.enable(MS)));
+        let mut told = bell.take();
+        while told.is_empty() {
+            bell.doorbell.listen(None);
+            told = bell.take();
+        }
+        committer.join().unwrap();
+        assert!(fence.grant.is_live(2 * MS));
     });
 }
 

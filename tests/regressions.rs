@@ -197,7 +197,7 @@ fn a_list_that_outgrew_its_file_is_durable_under_its_name() {
         if len(&disk) > small {
             break;
         }
-        if n > 3500 {
+        if n > 850 {
             before = disk.crash(Crash::None, 0);
         }
     }

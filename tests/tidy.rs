@@ -91,7 +91,7 @@ fn sources() -> Vec<Source> {
             let below = path.strip_prefix(base).unwrap().to_str().unwrap().replace('\\', "/");
             if path.is_dir() && !below.ends_with("tests") && below != "bin" {
                 walk(&path, base, out);
-            } else if below.ends_with(".rs") {
+            } else if below.ends_with(".rs") && !below.ends_with("/tests.rs") {
                 out.push(Source::new(&below, &fs::read_to_string(&path).unwrap()));
             }
         }

@@ -1,0 +1,88 @@
+//! What is kept of the leases from before an open: nothing that is live.
+//!
+//! One job: of the grants that the log holds and nobody released or superseded, keep the fence for their
+//! holder during the grace, and list those without an end. Replay never makes a live lease, and grace is a
+//! delay, never authority: its holder gets a new grant, with a new token. Only grants of the incarnation
+//! just before count, and for no longer than their ttl: ten opens within one ttl prolong nothing.
+
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::fence::is_fenced;
+use crate::lease::{Grant, Terms};
+use crate::op::{Class, GrantValue};
+use crate::sync::Arc;
+use crate::types::{KeyspaceId, Lsn, Token, Ttl};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+type Place = (KeyspaceId, Box<[u8]>);
+
+/// The last grant of each fence that may be kept, by replay.
+#[derive(Debug, Default)]
+pub(crate) struct Recorded {
+    /// The incarnation just before: the one that STORE names when it is opened.
+    before: u64,
+    grants: BTreeMap<Place, (Token, GrantValue)>,
+}
+
+impl Recorded {
+    pub fn new(before: u64) -> Self {
+        Recorded { before, grants: BTreeMap::new() }
+    }
+
+    /// A grant stands in the log.
+    pub fn grant(&mut self, keyspace: KeyspaceId, fence: &[u8], token: u64, value: GrantValue) {
+        let Ok(token) = Token::new(token) else { return };
+        let place = (keyspace, fence.into());
+        if value.incarnation == self.before || value.ttl == Ttl::INFINITE {
+            let known = self.grants.entry(place).or_insert((token, value));
+            if known.0 < token {
+                *known = (token, value);
+            }
+        } else if self.grants.get(&place).is_some_and(|known| known.0 < token) {
+            self.grants.remove(&place);
+        }
+    }
+
+    /// A release stands in the log.
+    pub fn release(&mut self, keyspace: KeyspaceId, fence: &[u8], token: u64) {
+        let place = (keyspace, fence.into());
+        if self.grants.get(&place).is_some_and(|known| known.0.get() == token) {
+            self.grants.remove(&place);
+        }
+    }
+}
+
+impl Engine {
+    /// Puts what is recorded into the table: over, each fence kept for `grace` and its ttl at most.
+    pub fn keep_recorded(&self, recorded: Recorded, grace: Duration) -> Result<()> {
+        let now = self.options.clock.now();
+        let guard = crossbeam_epoch::pin();
+        for ((id, fence), (token, value)) in recorded.grants {
+            let keyspace = self.keyspaces.read().iter().find(|keyspace| keyspace.id == id).cloned();
+            let Some(keyspace) = keyspace else { continue };
+            let hash = self.hash(&keyspace, Class::Fence, &fence);
+            let mark = self.fence(&keyspace, &fence, hash, Lsn::LAST, &guard)?.state.mark;
+            // Upholds L5: a mark that has passed the token has ended the lease.
+            if is_fenced(token, mark, keyspace.floor_appended()) {
+                continue;
+            }
+            let kept = match value.ttl.duration() {
+                _ if value.incarnation != recorded.before => Duration::ZERO,
+                Some(ttl) => grace.min(ttl),
+                None => grace,
+            };
+            if kept.is_zero() && value.ttl != Ttl::INFINITE {
+                continue;
+            }
+            let free_at = match kept.as_nanos() {
+                0 => 0,
+                nanos => now.saturating_add(u64::try_from(nanos).unwrap_or(u64::MAX)),
+            };
+            let terms = Terms { owner: value.owner, ttl: value.ttl, delay: 0 };
+            let grant = Grant::recorded(token, terms, now, free_at, &self.bell);
+            self.leases.insert(id, &fence, Arc::new(grant));
+        }
+        Ok(())
+    }
+}

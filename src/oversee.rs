@@ -1,0 +1,134 @@
+//! For operators: who holds what, and taking it away.
+
+use crate::error::Result;
+use crate::keyspace::Keyspace;
+use crate::types::{Mark, OwnerId, Token};
+use crate::waiters::QueueId;
+use std::time::Duration;
+
+/// One fence that is not to be had, and why; from [`Keyspace::holders`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The fence.
+    pub fence: Vec<u8>,
+    /// Who holds it, or held it last.
+    pub owner: OwnerId,
+    /// Under which token.
+    pub token: Token,
+    /// Whether the lease is live. If not, it is over and the fence is kept: by a `lock_delay`, by the grace
+    /// after an open, or for a lease without an end from before it, which nobody has broken or superseded.
+    pub is_live: bool,
+    /// Time since the grant; for one from before the open, since that.
+    pub age: Duration,
+    /// How long the fence stays taken unless something happens; `None`: without an end.
+    pub remaining: Option<Duration>,
+    /// How many wait for it.
+    pub waiting: usize,
+}
+
+/// What [`Keyspace::break_lease`] broke.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Broken {
+    /// Whose lease it was.
+    pub owner: OwnerId,
+    /// Its token, which is fenced now.
+    pub token: Token,
+    /// The mark of the fence now: a fresh token that nobody has.
+    pub mark: Mark,
+    /// The reason given.
+    pub reason: String,
+}
+
+/// The longest reason that is written to the log.
+const REASON_BYTES: usize = 1024;
+
+impl Keyspace {
+    /// Every lease on a fence whose name starts with `prefix`, in the order of the names: the live ones, and
+    /// those that are over but keep their fence. A look, not a moment: leases come and go meanwhile.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = tidewall::Db::open(dir.path().join("data"))?;
+    /// # let jobs = db.keyspace("jobs", tidewall::KeyspaceOptions::new())?;
+    /// let lease = jobs.lease(b"job-7").acquire()?;
+    /// for holder in jobs.holders(b"job-") {
+    ///     assert_eq!(holder.owner, lease.owner());
+    ///     println!("{holder:?}");
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn holders(&self, prefix: &[u8]) -> Vec<Holder> {
+        let engine = &self.shared.engine;
+        let now = engine.options.clock.now();
+        let mut holders = Vec::new();
+        engine.leases.for_each_of(self.state.id, prefix, |fence, grant| {
+            let is_live = grant.is_live(now);
+            let is_for_ever = grant.is_recorded() && grant.ttl().duration().is_none();
+            // Pending ones are nobody's yet, and may never be. Upholds D4.
+            let is_kept = grant.is_ended() && !grant.is_free(now);
+            if is_live || is_kept || is_for_ever {
+                holders.push(Holder {
+                    fence: fence.to_vec(),
+                    owner: grant.owner(),
+                    token: grant.token(),
+                    is_live,
+                    age: grant.age(now),
+                    remaining: grant.remaining(now),
+                    waiting: 0,
+                });
+            }
+        });
+        holders.sort_by(|a, b| a.fence.cmp(&b.fence));
+        if engine.waiters.len() > 0 {
+            for holder in &mut holders {
+                let name = holder.fence[..].into();
+                let queue = QueueId { keyspace: self.state.id, name, has_slots: false };
+                holder.waiting = engine.waiters.waiting(&queue);
+                if let Some((key, _)) = crate::slots::slot_of(&holder.fence) {
+                    let queue = QueueId { keyspace: self.state.id, name: key.into(), has_slots: true };
+                    holder.waiting += engine.waiters.waiting(&queue);
+                }
+            }
+        }
+        holders
+    }
+
+    /// Ends the lease on the fence of `key` (any key of it, or its name), whoever holds it. A fresh token is
+    /// burnt on the fence in the same step, so what the broken holder writes is fenced from here on,
+    /// durably, also before anybody else acquires. Whoever waits is next; a `lock_delay` of the broken lease
+    /// is honoured.
+    ///
+    /// `reason` stands in the log, up to 1 KiB of it, and in what is returned. `None`: there was nothing to
+    /// break.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = tidewall::Db::open(dir.path().join("data"))?;
+    /// # let jobs = db.keyspace("jobs", tidewall::KeyspaceOptions::new())?;
+    /// let lease = jobs.lease(b"job-7").acquire()?;
+    /// let broken = jobs.break_lease(b"job-7", "worker-3 is gone")?.expect("it was held");
+    /// assert_eq!(broken.token, lease.token());
+    /// let late = jobs.put(lease.token(), b"job-7", b"late");
+    /// assert!(matches!(late, Err(tidewall::Error::Fenced { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument): the key.
+    /// [`Error::TokensExhausted`](crate::Error::TokensExhausted),
+    /// [`Error::NoSpace`](crate::Error::NoSpace), [`Error::Poisoned`](crate::Error::Poisoned): nothing was
+    /// broken. [`Error::Indeterminate`](crate::Error::Indeterminate): reopen and look.
+    pub fn break_lease(&self, key: &[u8], reason: &str) -> Result<Option<Broken>> {
+        let fence = self.fence_name(key)?;
+        let logged = &reason[..reason.floor_char_boundary(REASON_BYTES)];
+        let broken = self.shared.engine.break_grant(&self.state, fence, logged.as_bytes())?;
+        Ok(broken.map(|(grant, mark)| Broken {
+            owner: grant.owner(),
+            token: grant.token(),
+            mark: mark.into(),
+            reason: reason.to_owned(),
+        }))
+    }
+}

@@ -1,0 +1,373 @@
+//! Who waits for a fence, in the order they came.
+//!
+//! One job: the queue of each fence, exact under cancellation: what leaves leaves nothing behind. A waiter
+//! is told once: its lease, or why there is none. Pure: `now` is an argument, and nothing here grants.
+//!
+//! Read next: `hand_over.rs`, which serves the first in the queue.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::lease::{Grant, Terms};
+use crate::sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering};
+use crate::types::{KeyspaceId, Lsn, OpId, OwnerId, Token};
+
+/// What is asked for: a fence, or any of the first slots of a key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask<'a> {
+    /// The fence; with slots, the key.
+    pub name: &'a [u8],
+    pub slots: Option<Slots>,
+    pub terms: Terms,
+    /// The token of a lease from before the last open, which its holder wants to go on with.
+    pub resume: Option<Token>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Slots {
+    pub n: u32,
+    pub delimiter: u8,
+}
+
+/// The queue of one fence, or of all slots of one key.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct QueueId {
+    pub keyspace: KeyspaceId,
+    pub name: Box<[u8]>,
+    pub has_slots: bool,
+}
+
+/// A grant that is appended; to be handed out when `lsn` is durable.
+#[derive(Debug)]
+pub(crate) struct Granted {
+    pub grant: Arc<Grant>,
+    pub fence: Box<[u8]>,
+    pub predecessor: Option<(Token, OpId)>,
+    pub lsn: Lsn,
+    pub group: u32,
+    /// When the fence was given, for the time that a hand-over takes.
+    pub asked: u64,
+}
+
+/// One who waits.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    pub queue: QueueId,
+    /// The order of coming, over all queues.
+    id: u64,
+    pub deadline: u64,
+    /// How long it was ready to wait, for its error.
+    pub wait: Duration,
+    slots: Option<Slots>,
+    terms: Terms,
+    resume: Option<Token>,
+    state: Mutex<Turn>,
+}
+
+#[derive(Debug)]
+enum Turn {
+    Queued(Option<Waker>),
+    Told(Result<Granted>),
+    /// It has taken its answer, or left.
+    Gone,
+}
+
+/// The turn of a waiter, held while it is decided: it is still in the queue.
+#[derive(Debug)]
+pub(crate) struct Queued<'w>(MutexGuard<'w, Turn>);
+
+impl Queued<'_> {
+    /// Tells the waiter; who is to be woken, after all locks are given back.
+    pub(crate) fn tell(mut self, answer: Result<Granted>) -> Option<Waker> {
+        match std::mem::replace(&mut *self.0, Turn::Told(answer)) {
+            Turn::Queued(waker) => waker,
+            Turn::Told(_) | Turn::Gone => None,
+        }
+    }
+}
+
+impl Waiter {
+    pub(crate) fn ask(&self) -> Ask<'_> {
+        Ask { name: &self.queue.name, slots: self.slots, terms: self.terms, resume: self.resume }
+    }
+
+    /// The waiter, if nobody has told it anything and it has not left.
+    pub(crate) fn queued(&self) -> Option<Queued<'_>> {
+        let state = self.state.lock();
+        matches!(*state, Turn::Queued(_)).then_some(Queued(state))
+    }
+
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<Result<Granted>> {
+        // Foreign code outside of the lock.
+        let waker = cx.waker().clone();
+        let mut state = self.state.lock();
+        if let Turn::Queued(old) = &mut *state {
+            let old = old.replace(waker);
+            drop(state);
+            drop(old);
+            return Poll::Pending;
+        }
+        match std::mem::replace(&mut *state, Turn::Gone) {
+            Turn::Told(answer) => Poll::Ready(answer),
+            Turn::Queued(_) | Turn::Gone => Poll::Ready(Err(Error::Closed)),
+        }
+    }
+}
+
+/// All queues. Its lock is a leaf, and so is the one of each waiter; of these the latter may be held while
+/// a grant is appended for it.
+#[derive(Debug)]
+pub(crate) struct Waiters {
+    inner: Mutex<Inner>,
+    /// Waiters in all queues. Changed under the lock; loaded (Acquire) by acquirers, who need not lock
+    /// while nobody waits.
+    len: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    queues: BTreeMap<QueueId, Queue>,
+    deadlines: BTreeMap<(u64, u64), Arc<Waiter>>,
+    /// When a queue whose fence is kept by a delay is to be looked at.
+    visits: BTreeSet<(u64, QueueId)>,
+    /// Queues that somebody has just joined.
+    joined: Vec<QueueId>,
+    last_id: u64,
+    is_shut: bool,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    waiters: BTreeMap<u64, Arc<Waiter>>,
+    visit_at: Option<u64>,
+}
+
+impl Waiters {
+    pub(crate) fn new() -> Self {
+        Waiters { inner: Mutex::new(Inner::default()), len: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// Joins the queue at its end, until `deadline`, after having said that it would wait for so long.
+    pub(crate) fn join(
+        &self,
+        keyspace: KeyspaceId,
+        ask: &Ask<'_>,
+        deadline: u64,
+        wait: Duration,
+    ) -> Result<Arc<Waiter>> {
+        let queue = QueueId { keyspace, name: ask.name.into(), has_slots: ask.slots.is_some() };
+        let mut inner = self.inner.lock();
+        if inner.is_shut {
+            return Err(Error::Closed);
+        }
+        inner.last_id += 1;
+        let waiter = Arc::new(Waiter {
+            queue: queue.clone(),
+            id: inner.last_id,
+            deadline,
+            wait,
+            slots: ask.slots,
+            terms: ask.terms,
+            resume: ask.resume,
+            state: Mutex::new(Turn::Queued(None)),
+        });
+        inner.queues.entry(queue.clone()).or_default().waiters.insert(waiter.id, waiter.clone());
+        inner.deadlines.insert((deadline, waiter.id), waiter.clone());
+        inner.joined.push(queue);
+        self.len.fetch_add(1, Ordering::Release);
+        Ok(waiter)
+    }
+
+    /// Takes a waiter out of its queue. Nothing of it is left, whoever calls first.
+    pub(crate) fn remove(&self, waiter: &Waiter) {
+        let mut inner = self.inner.lock();
+        let Inner { queues, deadlines, visits, .. } = &mut *inner;
+        deadlines.remove(&(waiter.deadline, waiter.id));
+        let Some(queue) = queues.get_mut(&waiter.queue) else { return };
+        if queue.waiters.remove(&waiter.id).is_some() {
+            self.len.fetch_sub(1, Ordering::Release);
+        }
+        if queue.waiters.is_empty() {
+            if let Some(at) = queue.visit_at {
+                visits.remove(&(at, waiter.queue.clone()));
+            }
+            queues.remove(&waiter.queue);
+        }
+    }
+
+    /// A waiter leaves: `Some` if a grant was appended for it already, which is then the caller's to end.
+    pub(crate) fn leave(&self, waiter: &Waiter) -> Option<Granted> {
+        let turn = std::mem::replace(&mut *waiter.state.lock(), Turn::Gone);
+        self.remove(waiter);
+        match turn {
+            Turn::Told(Ok(granted)) => Some(granted),
+            Turn::Told(Err(_)) | Turn::Queued(_) | Turn::Gone => None,
+        }
+    }
+
+    /// The first in a queue.
+    pub(crate) fn first(&self, queue: &QueueId) -> Option<Arc<Waiter>> {
+        self.inner.lock().queues.get(queue)?.waiters.first_key_value().map(|(_, waiter)| waiter.clone())
+    }
+
+    /// The owner of the first in the queue for `ask`, who is not to be overtaken; and, for somebody who
+    /// is that first one, nobody.
+    pub(crate) fn ahead(&self, keyspace: KeyspaceId, ask: &Ask<'_>) -> Option<OwnerId> {
+        if self.len() == 0 {
+            return None;
+        }
+        let queue = QueueId { keyspace, name: ask.name.into(), has_slots: ask.slots.is_some() };
+        self.first(&queue).map(|waiter| waiter.terms.owner)
+    }
+
+    /// How many wait in a queue.
+    pub(crate) fn waiting(&self, queue: &QueueId) -> usize {
+        self.inner.lock().queues.get(queue).map_or(0, |queue| queue.waiters.len())
+    }
+
+    /// Looks at the queue again at `at`, or earlier.
+    pub(crate) fn visit_at(&self, id: &QueueId, at: u64) {
+        let mut inner = self.inner.lock();
+        let Inner { queues, visits, .. } = &mut *inner;
+        let Some(queue) = queues.get_mut(id) else { return };
+        if queue.visit_at.is_some_and(|known| known <= at) {
+            return;
+        }
+        if let Some(known) = queue.visit_at.replace(at) {
+            visits.remove(&(known, id.clone()));
+        }
+        visits.insert((at, id.clone()));
+    }
+
+    /// Looks at the queue as soon as may be, if anybody waits in it.
+    pub(crate) fn visit_now(&self, id: QueueId) {
+        let mut inner = self.inner.lock();
+        if inner.queues.contains_key(&id) {
+            inner.joined.push(id);
+        }
+    }
+
+    /// Queues to look at: joined since the last call, or due at `now`; at most so many of the latter.
+    pub(crate) fn to_visit(&self, now: u64, most: usize) -> Vec<QueueId> {
+        let mut inner = self.inner.lock();
+        let mut due = std::mem::take(&mut inner.joined);
+        let Inner { queues, visits, .. } = &mut *inner;
+        for _ in 0..most {
+            let Some((at, _)) = visits.first() else { break };
+            if *at > now {
+                break;
+            }
+            let Some((_, id)) = visits.pop_first() else { break };
+            if let Some(queue) = queues.get_mut(&id) {
+                queue.visit_at = None;
+            }
+            due.push(id);
+        }
+        due
+    }
+
+    /// Waiters whose time is over at `now`; at most so many.
+    pub(crate) fn late(&self, now: u64, most: usize) -> Vec<Arc<Waiter>> {
+        let inner = self.inner.lock();
+        inner.deadlines.range(..=(now, u64::MAX)).take(most).map(|(_, waiter)| waiter.clone()).collect()
+    }
+
+    /// When something is due here if nothing else happens.
+    pub(crate) fn next(&self) -> Option<u64> {
+        let inner = self.inner.lock();
+        let deadline = inner.deadlines.first_key_value().map(|((at, _), _)| *at);
+        let visit = inner.visits.first().map(|(at, _)| *at);
+        deadline.into_iter().chain(visit).min()
+    }
+
+    /// Everybody who waits; with `shut`, nobody joins any more.
+    pub(crate) fn all(&self, shut: bool) -> Vec<Arc<Waiter>> {
+        let mut inner = self.inner.lock();
+        inner.is_shut |= shut;
+        inner.deadlines.values().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Ttl;
+
+    fn ask(name: &[u8]) -> Ask<'_> {
+        let ttl = Ttl::new(Duration::from_secs(1)).unwrap();
+        let terms = Terms { owner: OwnerId::new(1), ttl, delay: 0 };
+        Ask { name, slots: None, terms, resume: None }
+    }
+
+    const JOBS: KeyspaceId = KeyspaceId(1);
+
+    fn join(waiters: &Waiters, at: u64) -> Result<Arc<Waiter>> {
+        waiters.join(JOBS, &ask(b"f"), at, Duration::from_nanos(at))
+    }
+
+    fn is_empty(waiters: &Waiters) -> bool {
+        let inner = waiters.inner.lock();
+        waiters.len() == 0 && inner.queues.is_empty() && inner.deadlines.is_empty() && inner.visits.is_empty()
+    }
+
+    #[test]
+    fn the_first_to_come_is_the_first_in_the_queue() {
+        let waiters = Waiters::new();
+        let (a, b) = (join(&waiters, 900).unwrap(), join(&waiters, 100).unwrap());
+        assert!(Arc::ptr_eq(&waiters.first(&a.queue).unwrap(), &a));
+        waiters.remove(&a);
+        assert!(Arc::ptr_eq(&waiters.first(&a.queue).unwrap(), &b));
+        assert!(waiters.ahead(JOBS, &ask(b"g")).is_none());
+    }
+
+    #[test]
+    fn who_leaves_leaves_nothing_behind_however_it_leaves() {
+        let waiters = Waiters::new();
+        let all: Vec<_> = (0..100).map(|n| join(&waiters, n * 10).unwrap()).collect();
+        waiters.visit_at(&all[0].queue, 55);
+        waiters.visit_at(&all[0].queue, 77);
+        assert_eq!(waiters.next(), Some(0));
+        for (n, waiter) in all.iter().enumerate() {
+            match n % 3 {
+                0 => assert!(waiters.leave(waiter).is_none()),
+                1 => {
+                    assert!(waiter.queued().unwrap().tell(Err(Error::Closed)).is_none());
+                    waiters.remove(waiter);
+                    assert!(waiters.leave(waiter).is_none());
+                }
+                _ => {
+                    waiters.remove(waiter);
+                    waiters.remove(waiter);
+                }
+            }
+        }
+        assert_eq!(waiters.to_visit(1000, 10).len(), 100, "each joining is looked at once");
+        assert!(is_empty(&waiters));
+        assert!(waiters.to_visit(1000, 10).is_empty());
+    }
+
+    #[test]
+    fn the_late_are_found_and_nobody_else() {
+        let waiters = Waiters::new();
+        for at in [300, 100, 200] {
+            join(&waiters, at).unwrap();
+        }
+        let late: Vec<_> = waiters.late(200, 10).iter().map(|waiter| waiter.deadline).collect();
+        assert_eq!(late, [100, 200]);
+        assert_eq!(waiters.late(1000, 1).len(), 1);
+    }
+
+    #[test]
+    fn nobody_joins_what_is_shut() {
+        let waiters = Waiters::new();
+        join(&waiters, 100).unwrap();
+        assert_eq!(waiters.all(true).len(), 1);
+        assert!(matches!(join(&waiters, 100), Err(Error::Closed)));
+    }
+}
