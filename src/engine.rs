@@ -329,7 +329,7 @@ impl Engine {
         guard: &'g Guard,
     ) -> Result<Option<OpRef<'g>>> {
         let newest = self.newest(keyspace, Class::Key, key, hash, guard)?;
-        self.back_to(newest, lsn, |op| op.head.links.previous, guard)
+        self.back_to(newest, lsn, |op| op.head.previous(), guard)
     }
 
     /// What stands at a fence at `lsn`; [`Lsn::LAST`] for what is appended.
@@ -350,7 +350,7 @@ impl Engine {
             None
         };
         let at = newest.as_ref().map(|op| op.at);
-        let own = self.back_to(newest, lsn, |op| op.head.links.fence.flatten(), guard)?;
+        let own = self.back_to(newest, lsn, |op| op.head.fence().flatten(), guard)?;
         let mut view =
             FenceView { state: own.as_ref().map_or(FenceState::default(), state_of), at, version: None };
         if keyspace.options.scope == Scope::Key {
@@ -448,7 +448,7 @@ impl Tail {
 
 /// The state that an op leaves its fence in.
 pub(crate) fn state_of(op: &OpRef<'_>) -> FenceState {
-    let links = &op.head.links;
+    let links = op.head.links(&op.bytes);
     FenceState { mark: op.head.token, lsn: op.lsn, last: links.last, predecessor: links.predecessor }
 }
 
@@ -462,7 +462,7 @@ pub(crate) fn is_named(found: &OpRef<'_>, keyspace: &KeyspaceState, class: Class
         (Class::Key, kind) => kind.is_value() && key == name,
         (Class::Fence, Kind::Grant | Kind::Mark) => key == name,
         (Class::Fence, kind) => {
-            kind.is_value() && found.head.links.fence.is_some() && keyspace.fence_of(key) == name
+            kind.is_value() && found.head.fence().is_some() && keyspace.fence_of(key) == name
         }
     }
 }

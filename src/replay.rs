@@ -147,12 +147,12 @@ impl Replay {
     /// A version of a key: found under the key, and where it changed its fence, under that too.
     fn version(&mut self, op: &OpRef<'_>, keyspace: &KeyspaceState, guard: &Guard) -> Result<(), Wrong> {
         let key = op.key();
-        let previous = self.linked(op.head.links.previous, op, keyspace, Class::Key, key, guard)?;
+        let previous = self.linked(op.head.previous(), op, keyspace, Class::Key, key, guard)?;
         let was_present = previous.as_ref().is_some_and(|previous| previous.head.kind == Kind::Put);
         if keyspace.options.scope == crate::options::Scope::Key {
             check_rise(op, previous.as_ref())?;
         }
-        self.point(keyspace, Class::Key, key, op.head.links.previous, op.at);
+        self.point(keyspace, Class::Key, key, op.head.previous(), op.at);
         match op.head.kind {
             Kind::Put if !was_present => {
                 keyspace.keys.insert(key);
@@ -162,7 +162,7 @@ impl Replay {
             }
             _ => {}
         }
-        if op.head.links.fence.is_some() {
+        if op.head.fence().is_some() {
             self.fence(op, keyspace, keyspace.fence_of(key), guard)?;
         }
         Ok(())
@@ -175,7 +175,7 @@ impl Replay {
         name: &[u8],
         guard: &Guard,
     ) -> Result<(), Wrong> {
-        let Some(link) = op.head.links.fence else { return Err(Wrong::What("a fence op without its link")) };
+        let Some(link) = op.head.fence() else { return Err(Wrong::What("a fence op without its link")) };
         let before = self.linked(link, op, keyspace, Class::Fence, name, guard)?;
         check_rise(op, before.as_ref())?;
         keyspace.note_fence();

@@ -203,7 +203,7 @@ impl Engine {
 }
 
 fn value_of(segment: &Arc<Segment>, found: &OpRef<'_>) -> Value {
-    let range = found.head.value.clone();
+    let range = found.head.value();
     let pinned = if range.len() > COPY_BYTES { segment.pin() } else { None };
     let bytes = match pinned {
         Some(segment) => Held::Pinned { segment: Arc::new(segment), from: range.start, to: range.end },

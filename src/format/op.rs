@@ -42,26 +42,82 @@ pub(crate) struct Site {
     pub lsn: Lsn,
 }
 
-/// An op as found in bytes: everything but the key and value, which are ranges of the bytes.
+/// An op as found in bytes. A few words that are handed from one to the other on each look-up: what is
+/// rarely asked for ([`Head::links`]) is read from the bytes when it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
-    pub kind: Kind,
-    pub keyspace: KeyspaceId,
     pub token: u64,
-    pub links: Links,
+    previous: u64,
+    fence: u64,
+    pub keyspace: KeyspaceId,
+    pub kind: Kind,
+    flags: u8,
     /// Bytes back to the start of the frame.
     pub back: u32,
-    pub key: Range<usize>,
-    pub value: Range<usize>,
-    checksum: u32,
-    value_checksum: Option<u32>,
     start: usize,
+    /// From the start of the op to the extensions behind the fence link.
+    rest: u32,
+    /// From the start of the op to its key.
+    key: u32,
+    key_len: u32,
+    value_len: u32,
+    checksum: u32,
+    value_checksum: u32,
 }
 
 impl Head {
+    /// The bytes of the key.
+    pub fn key(&self) -> Range<usize> {
+        let from = self.start + self.key as usize;
+        from..from + self.key_len as usize
+    }
+
+    /// The bytes of the value.
+    pub fn value(&self) -> Range<usize> {
+        let from = self.key().end;
+        from..from + self.value_len as usize
+    }
+
     /// Where the op ends.
     pub fn end(&self) -> usize {
-        self.value.end
+        self.value().end
+    }
+
+    /// The version of the key before this one.
+    pub fn previous(&self) -> Option<Location> {
+        let has = self.flags & (flag::PREVIOUS_NEAR | flag::PREVIOUS_FAR) != 0;
+        has.then(|| Location::unpack(self.previous))
+    }
+
+    /// Whether the op changes the state of its fence; inside, the op that set the state before.
+    pub fn fence(&self) -> Option<Option<Location>> {
+        let linked = self.flags & flag::FENCE_LINK != 0;
+        (self.flags & flag::FENCE != 0).then(|| linked.then(|| Location::unpack(self.fence)))
+    }
+
+    /// All that ties the op to earlier ones.
+    pub fn links(&self, bytes: &[u8]) -> Links {
+        let mut links = Links { previous: self.previous(), fence: self.fence(), ..Links::default() };
+        // Nothing here is `None`: `decode` has read it before.
+        if let Some((last, predecessor, moved)) = self.rest(bytes) {
+            (links.last, links.predecessor, links.moved) = (last, predecessor, moved);
+        }
+        links
+    }
+
+    /// The own lsn of an op that compaction moved.
+    pub fn moved_lsn(&self, bytes: &[u8]) -> Option<Lsn> {
+        if self.flags & flag::MOVED == 0 {
+            return None;
+        }
+        self.links(bytes).moved.map(|(lsn, _)| lsn)
+    }
+
+    fn rest(&self, bytes: &[u8]) -> Option<Rest> {
+        if self.flags & (flag::LAST | flag::PREDECESSOR | flag::MOVED) == 0 {
+            return Some((None, None, None));
+        }
+        read_rest(&mut Reader { bytes, at: self.start + self.rest as usize }, self.flags).ok()
     }
 
     /// The checksum that stands in front of the op: frames chain these.
@@ -75,23 +131,47 @@ impl Head {
             kind: self.kind,
             keyspace: self.keyspace,
             token: self.token,
-            key: &bytes[self.key.clone()],
-            value: &bytes[self.value.clone()],
-            links: self.links,
+            key: &bytes[self.key()],
+            value: &bytes[self.value()],
+            links: self.links(bytes),
         }
     }
 
     /// Whether everything but a large value is what was written at `offset` in the frame `lsn`.
     pub fn verify_head(&self, bytes: &[u8], salt: Salt, offset: u32, lsn: Lsn) -> bool {
-        let end = if self.value_checksum.is_some() { self.value.start } else { self.value.end };
+        let value = self.value();
+        let end = if self.flags & flag::LARGE != 0 { value.start } else { value.end };
         salt.op_checksum(offset, lsn, &bytes[self.start + 4..end]) == self.checksum
     }
 
     /// Whether a large value is what was written; `verify_head` has covered a small one.
     pub fn verify_value(&self, bytes: &[u8]) -> bool {
-        self.value_checksum.is_none_or(|sum| crc32fast::hash(&bytes[self.value.clone()]) == sum)
+        self.flags & flag::LARGE == 0 || crc32fast::hash(&bytes[self.value()]) == self.value_checksum
     }
 }
+
+/// The last operation, the predecessor's, and the own lsn with the old place.
+type Rest = (Option<(OpId, Lsn)>, Option<(u64, OpId)>, Option<(Lsn, Location)>);
+
+fn read_rest(at: &mut Reader<'_>, flags: u8) -> Result<Rest, BadOp> {
+    let mut rest = (None, None, None);
+    if flags & flag::LAST != 0 {
+        let op = OpId::try_new(at.varint().ok_or(SHORT)?).ok_or(BadOp("operation 0"))?;
+        rest.0 = Some((op, Lsn::new(at.varint().ok_or(SHORT)?)));
+    }
+    if flags & flag::PREDECESSOR != 0 {
+        let token = at.varint().ok_or(SHORT)?;
+        let op = OpId::try_new(at.varint().ok_or(SHORT)?).ok_or(BadOp("operation 0"))?;
+        rest.1 = Some((token, op));
+    }
+    if flags & flag::MOVED != 0 {
+        let lsn = Lsn::new(at.varint().ok_or(SHORT)?);
+        rest.2 = Some((lsn, Location::unpack(at.u64().ok_or(SHORT)?)));
+    }
+    Ok(rest)
+}
+
+const SHORT: BadOp = BadOp("an op runs past its end");
 
 /// Appends the bytes of `op` to `out` and returns its checksum. `out` may hold earlier ops.
 pub(crate) fn encode(op: &Op<'_>, site: &Site, large_checksum: Option<u32>, out: &mut Vec<u8>) -> u32 {
@@ -160,7 +240,6 @@ pub(crate) fn encode(op: &Op<'_>, site: &Site, large_checksum: Option<u32>, out:
 /// Reads the op that starts at `start` of `bytes`, the bytes of its segment (or a piece of them:
 /// `offset` is then where `start` lies in `segment`). Proves nothing: see [`Head::verify_head`].
 pub(crate) fn decode(bytes: &[u8], start: usize, segment: SegmentId, offset: u32) -> Result<Head, BadOp> {
-    const SHORT: BadOp = BadOp("an op runs past its end");
     let mut at = Reader { bytes, at: start };
     let checksum = at.u32().ok_or(SHORT)?;
     let kind = Kind::from_number(at.u8().ok_or(SHORT)?).ok_or(BadOp("an op of an unknown kind"))?;
@@ -176,49 +255,42 @@ pub(crate) fn decode(bytes: &[u8], start: usize, segment: SegmentId, offset: u32
     if key_len > MAX_KEY_BYTES as u64 || value_len > u32::MAX as u64 {
         return Err(BadOp("a length out of range"));
     }
-    let mut links = Links::default();
+    let mut previous = 0;
     if flags & flag::PREVIOUS_NEAR != 0 {
         let back = at.varint().ok_or(SHORT)?;
         let offset = (offset as u64).checked_sub(back).ok_or(BadOp("a link before the segment"))?;
-        links.previous = Some(Location { segment, offset: offset as u32 });
+        previous = Location { segment, offset: offset as u32 }.pack();
     } else if flags & flag::PREVIOUS_FAR != 0 {
-        links.previous = Some(Location::unpack(at.u64().ok_or(SHORT)?));
+        previous = at.u64().ok_or(SHORT)?;
     }
-    if flags & flag::FENCE != 0 {
-        let linked = flags & flag::FENCE_LINK != 0;
-        links.fence = Some(if linked { Some(Location::unpack(at.u64().ok_or(SHORT)?)) } else { None });
+    let linked = flag::FENCE | flag::FENCE_LINK;
+    let fence = if flags & linked == linked { at.u64().ok_or(SHORT)? } else { 0 };
+    let rest = (at.at - start) as u32;
+    if flags & (flag::LAST | flag::PREDECESSOR | flag::MOVED) != 0 {
+        read_rest(&mut at, flags)?;
     }
-    if flags & flag::LAST != 0 {
-        let op = OpId::try_new(at.varint().ok_or(SHORT)?).ok_or(BadOp("operation 0"))?;
-        links.last = Some((op, Lsn::new(at.varint().ok_or(SHORT)?)));
-    }
-    if flags & flag::PREDECESSOR != 0 {
-        let token = at.varint().ok_or(SHORT)?;
-        let op = OpId::try_new(at.varint().ok_or(SHORT)?).ok_or(BadOp("operation 0"))?;
-        links.predecessor = Some((token, op));
-    }
-    if flags & flag::MOVED != 0 {
-        let lsn = Lsn::new(at.varint().ok_or(SHORT)?);
-        links.moved = Some((lsn, Location::unpack(at.u64().ok_or(SHORT)?)));
-    }
-    let value_checksum = if flags & flag::LARGE != 0 { Some(at.u32().ok_or(SHORT)?) } else { None };
-    let key = at.at..at.at.checked_add(key_len as usize).ok_or(SHORT)?;
-    let value = key.end..key.end.checked_add(value_len as usize).ok_or(SHORT)?;
-    if value.end > bytes.len() {
-        return Err(SHORT);
-    }
-    Ok(Head {
-        kind,
-        keyspace: KeyspaceId(keyspace),
+    let value_checksum = if flags & flag::LARGE != 0 { at.u32().ok_or(SHORT)? } else { 0 };
+    let head = Head {
         token,
-        links,
+        previous,
+        fence,
+        keyspace: KeyspaceId(keyspace),
+        kind,
+        flags,
         back,
-        key,
-        value,
+        start,
+        rest,
+        key: (at.at - start) as u32,
+        key_len: key_len as u32,
+        value_len: value_len as u32,
         checksum,
         value_checksum,
-        start,
-    })
+    };
+    if bytes.len() - at.at < key_len as usize || bytes.len() - at.at - (key_len as usize) < value_len as usize
+    {
+        return Err(SHORT);
+    }
+    Ok(head)
 }
 
 /// Appends a little-endian base-128 number.

@@ -95,11 +95,11 @@ impl OpRef<'_> {
     }
 
     pub fn key(&self) -> &[u8] {
-        &self.bytes[self.head.key.clone()]
+        &self.bytes[self.head.key()]
     }
 
     pub fn value(&self) -> &[u8] {
-        &self.bytes[self.head.value.clone()]
+        &self.bytes[self.head.value()]
     }
 }
 
@@ -170,7 +170,7 @@ impl Segment {
         if verify && !head.verify_head(&bytes, self.salt, offset, lsn) {
             return Err(self.corrupt(offset, "an op does not match its checksum"));
         }
-        let lsn = head.links.moved.map_or(lsn, |(own, _)| own);
+        let lsn = head.moved_lsn(&bytes).unwrap_or(lsn);
         Ok(OpRef { at: self.location(offset), lsn, head, bytes })
     }
 
@@ -207,7 +207,7 @@ impl Segment {
             return Err(self.corrupt(offset, "an op does not match its checksum"));
         }
         bytes.truncate(head.end());
-        let lsn = head.links.moved.map_or(lsn, |(own, _)| own);
+        let lsn = head.moved_lsn(&bytes).unwrap_or(lsn);
         Ok(OpRef { at: self.location(offset), lsn, head, bytes: Bytes::Owned(bytes) })
     }
 }
