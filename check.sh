@@ -39,6 +39,9 @@ cargo test --locked --no-default-features --lib --tests
 step "interleavings (loom)"
 RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$target/loom" cargo test --locked --profile loom --test loom
 
+step "the lease table under random schedules (shuttle)"
+RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR="$target/shuttle" cargo test --locked --test shuttle
+
 # The toolchain in use may be the promised one already; then all of the above was built with it.
 msrv=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' Cargo.toml)
 if [[ $(rustc --version) == "rustc $msrv."* ]]; then

@@ -346,8 +346,8 @@ impl Doorbell {
     }
 }
 
-// Loom has its own models of this file, and its primitives do not run outside of them.
-#[cfg(all(test, not(loom)))]
+// Loom and shuttle have their own models of this file, and their primitives do not run outside of them.
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use std::sync::Arc;

@@ -425,7 +425,7 @@ fn is_past(deadline: u64, now: u64) -> bool {
     deadline != FOREVER && now >= deadline
 }
 
-// Loom has its own models of a grant, and its primitives do not run outside of them.
-#[cfg(all(test, not(loom)))]
+// Loom and shuttle have their own models of a grant, and their primitives do not run outside of them.
+#[cfg(all(test, not(any(loom, shuttle))))]
 #[path = "lease/tests.rs"]
 mod tests;

@@ -226,8 +226,8 @@ fn is_for_ever(grant: &Grant) -> bool {
     grant.is_recorded() && grant.ttl() == Ttl::INFINITE
 }
 
-// Loom has its own models of a grant, and its primitives do not run outside of them.
-#[cfg(all(test, not(loom)))]
+// Loom and shuttle have their own models of a grant, and their primitives do not run outside of them.
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use crate::lease::{Bell, RenewError, Terms};

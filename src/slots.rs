@@ -64,7 +64,8 @@ pub(crate) fn slot_of(fence: &[u8]) -> Option<(&[u8], u32)> {
     Some((&name[..dot], std::str::from_utf8(digits).ok()?.parse().ok()?))
 }
 
-#[cfg(test)]
+// The primitives of shuttle do not run outside of its models.
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
 

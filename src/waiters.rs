@@ -294,7 +294,8 @@ impl Waiters {
     }
 }
 
-#[cfg(test)]
+// The primitives of shuttle do not run outside of its models.
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
     use crate::types::Ttl;

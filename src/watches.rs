@@ -86,6 +86,10 @@ impl Inner {
         })
     }
 
+    fn is_known(&self, grant: &Grant) -> bool {
+        self.watches.contains_key(&grant.token())
+    }
+
     fn remove(&mut self, token: Token) -> Option<Watch> {
         let watch = self.watches.remove(&token)?;
         if let Some(at) = watch.timer {
@@ -114,12 +118,13 @@ impl Inner {
 
     /// The watch is complete: asks the grant for its report. `false`: the grant is over, and nobody will come
     /// to say so.
-    fn watch(&mut self, grant: &Arc<Grant>, now: u64) -> (bool, Option<Watch>) {
+    fn watch(&mut self, grant: &Arc<Grant>, was_known: bool, now: u64) -> (bool, Option<Watch>) {
         // In this order: whoever ends the grant from here on reports it, and then the entry is there.
         if !self.is_shut && grant.watch() {
             return (true, self.arm(grant.token(), now));
         }
-        (false, None)
+        // An entry that was there is reported, and concerns others: it waits for the thread that looks.
+        (false, if was_known { None } else { self.remove(grant.token()) })
     }
 }
 
@@ -131,14 +136,14 @@ impl Watches {
     /// The queue is to be looked at when the grant is over; `false`: it is.
     pub(crate) fn add_queue(&self, grant: &Arc<Grant>, queue: &QueueId, now: u64) -> bool {
         let mut inner = self.0.lock();
+        let was_known = inner.is_known(grant);
         let watch = inner.entry(grant);
         if !watch.queues.contains(queue) {
             watch.queues.push(queue.clone());
         }
-        let (watched, gone) = inner.watch(grant, now);
-        let over = if watched { None } else { inner.remove(grant.token()) };
+        let (watched, gone) = inner.watch(grant, was_known, now);
         drop(inner);
-        drop((over, gone));
+        drop(gone);
         watched
     }
 
@@ -150,19 +155,15 @@ impl Watches {
             inner.last_slot += 1;
             *slot = inner.last_slot;
         }
+        let was_known = inner.is_known(grant);
         let watch = inner.entry(grant);
         let mut replaced = None;
         match watch.wakers.iter_mut().find(|(of, _)| of == slot) {
             Some((_, old)) => replaced = Some(std::mem::replace(old, waker)),
             None => watch.wakers.push((*slot, waker)),
         }
-        let (watched, gone) = inner.watch(grant, now);
-        let mut over = if watched { None } else { inner.remove(grant.token()) };
+        let (watched, gone) = inner.watch(grant, was_known, now);
         drop(inner);
-        // Others may have registered between the end and this call.
-        if let Some(over) = &mut over {
-            over.wake();
-        }
         drop((replaced, gone));
         watched
     }
@@ -181,13 +182,10 @@ impl Watches {
     /// The grant is to be renewed, or no longer; `false`: it is over.
     pub(crate) fn keep(&self, grant: &Arc<Grant>, keep: Option<Keep>, now: u64) -> bool {
         let mut inner = self.0.lock();
+        let was_known = inner.is_known(grant);
         inner.entry(grant).keep = keep;
-        let (watched, gone) = inner.watch(grant, now);
-        let over = if watched { None } else { inner.remove(grant.token()) };
+        let (watched, gone) = inner.watch(grant, was_known, now);
         drop(inner);
-        if let Some(mut over) = over {
-            over.wake();
-        }
         drop(gone);
         watched
     }
@@ -246,7 +244,8 @@ impl Watches {
     }
 }
 
-#[cfg(test)]
+// The primitives of shuttle do not run outside of its models.
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
     use crate::lease::{Bell, Ending, Terms};
@@ -305,6 +304,30 @@ mod tests {
         assert!(!watches.add_queue(&grant, &queue(), MS));
         assert!(!watches.add_waker(&grant, &mut 0, Waker::noop().clone(), MS));
         assert_eq!((watches.len(), watches.next()), (0, None));
+    }
+
+    /// Found by `tests/shuttle.rs`: whoever came between the end and the look at it took the watch away, and
+    /// the others in it were never told.
+    #[test]
+    fn who_comes_after_the_end_takes_nobody_out_who_is_still_to_be_told() {
+        for late in 0..3 {
+            let (watches, bell) = (Watches::new(), Arc::new(Bell::new()));
+            let grant = live(&bell);
+            let mut slot = 0;
+            assert!(watches.add_queue(&grant, &queue(), MS));
+            assert!(watches.add_waker(&grant, &mut slot, Waker::noop().clone(), MS));
+            grant.end(Ending::Broken);
+            assert!(!match late {
+                0 => watches.add_queue(&grant, &queue(), MS),
+                1 => watches.add_waker(&grant, &mut 0, Waker::noop().clone(), MS),
+                _ => watches.keep(&grant, None, MS),
+            });
+            assert_eq!(bell.take(), [grant.token()]);
+            let watch = watches.take(grant.token()).unwrap();
+            assert_eq!(watch.queues, [queue()]);
+            assert!(watch.wakers.iter().any(|(of, _)| *of == slot));
+            assert_eq!((watches.len(), watches.next()), (0, None));
+        }
     }
 
     #[test]

@@ -1,0 +1,824 @@
+//! The whole lease table with its waiters, under many random interleavings.
+//!
+//! As in `tests/loom.rs` the sources of the crate are compiled once more, here with `crate::sync` made of
+//! shuttle's primitives. A run is too long for every order of events to be tried: shuttle draws some thousand
+//! of them, by chance and by PCT, and fails on a deadlock, which is how a lost wake-up shows, and on an
+//! assertion. The engine around the kernels (`grant.rs`, `acquire.rs`, `hand_over.rs`) is a small model that
+//! takes the same steps.
+//!
+//! Time is part of the model: it goes on when somebody sleeps for it, never past the first who does, and
+//! meanwhile everybody else may be anywhere.
+//!
+//! ```text
+//! RUSTFLAGS="--cfg shuttle" cargo test --test shuttle
+//! TIDEWALL_SCHEDULES=100000 RUSTFLAGS="--cfg shuttle" cargo test --test shuttle
+//! ```
+#![cfg(shuttle)]
+// The models use a part of each file.
+#![allow(dead_code)]
+
+#[path = "../src/block.rs"]
+mod block;
+#[path = "../src/error.rs"]
+mod error;
+#[path = "../src/group_commit.rs"]
+mod group_commit;
+#[path = "../src/lease.rs"]
+mod lease;
+#[path = "../src/lease_table.rs"]
+mod lease_table;
+#[path = "../src/slots.rs"]
+mod slots;
+#[path = "../src/types.rs"]
+mod types;
+#[path = "../src/waiters.rs"]
+mod waiters;
+#[path = "../src/watches.rs"]
+mod watches;
+
+use block::block_on;
+use error::Error;
+use group_commit::Progress;
+use lease::{Bell, Ending, Grant, RenewError, Terms};
+use lease_table::LeaseTable;
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::thread;
+use std::collections::BTreeSet;
+use std::sync::atomic::AtomicU64 as Plain;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+use sync::{Arc, AtomicBool, Mutex, Ordering, time};
+use types::{KeyspaceId, Lsn, OwnerId, Token, Ttl};
+use waiters::{Ask, Granted, QueueId, Waiter, Waiters};
+use watches::{Keep, Watches};
+
+/// The one word of `src/options.rs` that the kernels use.
+mod options {
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) enum Scope {
+        Key,
+        Prefix(u8),
+    }
+}
+
+/// `src/sync.rs` on shuttle: the part of it that the kernels use.
+mod sync {
+    use std::collections::HashMap;
+    use std::ops::{Deref, DerefMut};
+    use std::time::Duration;
+
+    pub(crate) use crossbeam_utils::CachePadded;
+    pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+    pub(crate) use std::sync::Arc;
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+    #[derive(Debug)]
+    pub(crate) struct MutexGuard<'a, T> {
+        mutex: &'a shuttle::sync::Mutex<T>,
+        /// Empty only while a condition variable sleeps with it.
+        held: Option<shuttle::sync::MutexGuard<'a, T>>,
+    }
+
+    /// A queue of sleepers, each with a place of its own: time has to wake one of them.
+    #[derive(Debug)]
+    pub(crate) struct Condvar(shuttle::sync::Mutex<Vec<Arc<Sleeper>>>);
+
+    #[derive(Debug)]
+    struct Sleeper {
+        is_woken: shuttle::sync::Mutex<bool>,
+        condvar: shuttle::sync::Condvar,
+    }
+
+    impl Sleeper {
+        fn new() -> Arc<Self> {
+            Arc::new(Sleeper {
+                is_woken: shuttle::sync::Mutex::new(false),
+                condvar: shuttle::sync::Condvar::new(),
+            })
+        }
+
+        fn sleep(&self) {
+            let mut is_woken = self.is_woken.lock().unwrap();
+            while !*is_woken {
+                is_woken = self.condvar.wait(is_woken).unwrap();
+            }
+        }
+
+        fn wake(&self) {
+            *self.is_woken.lock().unwrap() = true;
+            self.condvar.notify_one();
+        }
+    }
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Mutex(shuttle::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            MutexGuard { mutex: &self.0, held: Some(self.0.lock().unwrap()) }
+        }
+    }
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            self.held.as_ref().unwrap()
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.held.as_mut().unwrap()
+        }
+    }
+
+    impl Condvar {
+        pub(crate) fn new() -> Self {
+            Condvar(shuttle::sync::Mutex::new(Vec::new()))
+        }
+
+        pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+            self.sleep(guard, None);
+        }
+
+        pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) {
+            self.sleep(guard, Some(time::now() + timeout.as_nanos() as u64));
+        }
+
+        fn sleep<T>(&self, guard: &mut MutexGuard<'_, T>, until: Option<u64>) {
+            let sleeper = Sleeper::new();
+            self.0.lock().unwrap().push(sleeper.clone());
+            if let Some(until) = until {
+                time::wake_at(until, &sleeper);
+            }
+            drop(guard.held.take());
+            sleeper.sleep();
+            time::forget(&sleeper);
+            self.0.lock().unwrap().retain(|other| !Arc::ptr_eq(other, &sleeper));
+            guard.held = Some(guard.mutex.lock().unwrap());
+        }
+
+        pub(crate) fn notify_one(&self) {
+            let mut sleepers = self.0.lock().unwrap();
+            if !sleepers.is_empty() {
+                sleepers.remove(0).wake();
+            }
+        }
+    }
+
+    shuttle::lazy_static! {
+        /// The kernel's side of a futex: under one lock, a queue of sleepers for each word.
+        static ref FUTEXES: shuttle::sync::Mutex<HashMap<usize, Vec<Arc<Sleeper>>>> =
+            shuttle::sync::Mutex::new(HashMap::new());
+    }
+
+    pub(crate) fn wait_on(word: &AtomicU32, expected: u32) {
+        let mut queues = FUTEXES.lock().unwrap();
+        if word.load(Ordering::SeqCst) == expected {
+            let sleeper = Sleeper::new();
+            queues.entry(std::ptr::from_ref(word).addr()).or_default().push(sleeper.clone());
+            drop(queues);
+            sleeper.sleep();
+        }
+    }
+
+    pub(crate) fn wake_all(word: &AtomicU32) {
+        let sleepers = FUTEXES.lock().unwrap().remove(&std::ptr::from_ref(word).addr());
+        for sleeper in sleepers.into_iter().flatten() {
+            sleeper.wake();
+        }
+    }
+
+    /// The clock of a run.
+    pub(crate) mod time {
+        use super::Sleeper;
+        use shuttle::rand::{Rng, thread_rng};
+        use std::sync::Arc;
+
+        #[derive(Default)]
+        struct Timers {
+            sleepers: Vec<(u64, Arc<Sleeper>)>,
+            is_over: bool,
+        }
+
+        shuttle::lazy_static! {
+            static ref NOW: shuttle::sync::atomic::AtomicU64 = shuttle::sync::atomic::AtomicU64::new(1_000_000);
+            static ref TIMERS: shuttle::sync::Mutex<Timers> = shuttle::sync::Mutex::new(Timers::default());
+            static ref CHANGED: shuttle::sync::Condvar = shuttle::sync::Condvar::new();
+        }
+
+        pub(crate) fn now() -> u64 {
+            NOW.load(super::Ordering::SeqCst)
+        }
+
+        pub(super) fn wake_at(at: u64, sleeper: &Arc<Sleeper>) {
+            TIMERS.lock().unwrap().sleepers.push((at, sleeper.clone()));
+            CHANGED.notify_one();
+        }
+
+        pub(super) fn forget(sleeper: &Arc<Sleeper>) {
+            TIMERS.lock().unwrap().sleepers.retain(|(_, other)| !Arc::ptr_eq(other, sleeper));
+        }
+
+        pub(crate) fn sleep(nanos: u64) {
+            let sleeper = Sleeper::new();
+            wake_at(now() + nanos, &sleeper);
+            sleeper.sleep();
+        }
+
+        pub(crate) fn end() {
+            TIMERS.lock().unwrap().is_over = true;
+            CHANGED.notify_one();
+        }
+
+        /// Lets time pass while somebody sleeps for it, until `end`: to the first who does, or half the way.
+        pub(crate) fn run() {
+            loop {
+                let mut timers = TIMERS.lock().unwrap();
+                while timers.sleepers.is_empty() && !timers.is_over {
+                    timers = CHANGED.wait(timers).unwrap();
+                }
+                let Some(first) = timers.sleepers.iter().map(|(at, _)| *at).min() else { return };
+                let now = now();
+                let next = if thread_rng().gen_range(0..3) == 0 {
+                    now + first.saturating_sub(now) / 2
+                } else {
+                    first
+                };
+                NOW.store(next.max(now), super::Ordering::SeqCst);
+                let (due, later) = timers.sleepers.drain(..).partition(|(at, _)| *at <= next.max(now));
+                timers.sleepers = later;
+                drop(timers);
+                let due: Vec<(u64, Arc<Sleeper>)> = due;
+                for (_, sleeper) in due {
+                    sleeper.wake();
+                }
+                shuttle::thread::yield_now();
+            }
+        }
+    }
+}
+
+const MS: u64 = 1_000_000;
+const JOBS: KeyspaceId = KeyspaceId(1);
+const FENCES: [&[u8]; 2] = [b"a", b"b"];
+const MOST: usize = 256;
+
+fn any(n: u64) -> u64 {
+    thread_rng().gen_range(0..n)
+}
+
+/// What the models know beside the kernels. Its locks are those of the standard library: no event of a
+/// schedule happens under one.
+#[derive(Default)]
+struct Witness {
+    grants: [std::sync::Mutex<Vec<Arc<Grant>>>; 2],
+    ended: std::sync::Mutex<BTreeSet<Token>>,
+    joined: std::sync::Mutex<Vec<Joined>>,
+    steps: Plain,
+}
+
+/// One who waits, as the model sees it.
+#[derive(Clone)]
+struct Joined {
+    waiter: Arc<Waiter>,
+    before: u64,
+    after: u64,
+    /// Served, told of its deadline, or about to leave.
+    is_gone: bool,
+    has_left: bool,
+}
+
+impl Witness {
+    fn step(&self) -> u64 {
+        self.steps.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// Under the tail lock: a grant is in the table.
+    fn granted(&self, fence: usize, grant: &Arc<Grant>) {
+        let mut grants = self.grants[fence].lock().unwrap();
+        assert!(grants.last().is_none_or(|last| last.token() < grant.token()), "a token came twice, or late");
+        grants.push(grant.clone());
+    }
+
+    /// At any moment at most one grant of a fence is not ended, and what was ended stays so.
+    fn check(&self, fence: usize) {
+        let grants = self.grants[fence].lock().unwrap().clone();
+        let Some((_, before)) = grants.split_last() else { return };
+        for grant in before {
+            assert!(grant.is_ended(), "{:?} lives beside a later one", grant.token());
+        }
+        for grant in &grants {
+            if self.ended.lock().unwrap().contains(&grant.token()) {
+                assert!(grant.is_ended() && !grant.is_live(MS), "{:?} lives again", grant.token());
+                assert_eq!(grant.renew(MS, u64::MAX), Err(RenewError::Ended));
+                assert!(!grant.enable(MS));
+            } else if grant.is_ended() {
+                self.ended.lock().unwrap().insert(grant.token());
+            }
+        }
+    }
+
+    /// Under the tail lock: a fence is given to `waiter`, or to a newcomer who began at `since`.
+    fn given(&self, fence: usize, waiter: Option<&Arc<Waiter>>, since: u64) {
+        let now = time::now();
+        let mut joined = self.joined.lock().unwrap();
+        let me = waiter.and_then(|waiter| joined.iter().position(|other| Arc::ptr_eq(&other.waiter, waiter)));
+        let since = me.map_or(since, |me| joined[me].before);
+        for other in joined.iter().filter(|other| &*other.waiter.queue.name == FENCES[fence]) {
+            let overtaken = !other.is_gone && other.waiter.deadline > now && other.after < since;
+            assert!(!overtaken, "overtook one who came at {} and was there before {since}", other.after);
+        }
+        if let Some(me) = me {
+            assert!(!joined[me].has_left, "one who left was served");
+            joined[me].is_gone = true;
+        }
+    }
+
+    fn note(&self, waiter: &Arc<Waiter>, note: impl FnOnce(&mut Joined)) {
+        let mut joined = self.joined.lock().unwrap();
+        if let Some(known) = joined.iter_mut().find(|other| Arc::ptr_eq(&other.waiter, waiter)) {
+            note(known);
+        }
+    }
+}
+
+/// What the tail lock guards.
+struct Tail {
+    counter: u64,
+    next: u64,
+    group: u32,
+}
+
+/// The engine in small.
+struct Engine {
+    tail: Mutex<Tail>,
+    commit: Mutex<()>,
+    progress: Progress,
+    leases: LeaseTable,
+    waiters: Waiters,
+    watches: Watches,
+    bell: Arc<Bell>,
+    is_over: AtomicBool,
+    witness: Witness,
+}
+
+enum Attempt {
+    Appended(Granted),
+    Busy(Arc<Grant>),
+    Queued,
+}
+
+/// How a worker behaves.
+#[derive(Clone, Copy)]
+struct Wish {
+    fence: usize,
+    terms: Terms,
+    wait: u64,
+    /// Leaves after so many polls.
+    patience: Option<u64>,
+}
+
+impl Engine {
+    fn new() -> Arc<Self> {
+        Arc::new(Engine {
+            tail: Mutex::new(Tail { counter: 0, next: 1, group: 1 }),
+            commit: Mutex::new(()),
+            progress: Progress::new(Lsn::ZERO),
+            leases: LeaseTable::new(),
+            waiters: Waiters::new(),
+            watches: Watches::new(),
+            bell: Arc::new(Bell::new()),
+            is_over: AtomicBool::new(false),
+            witness: Witness::default(),
+        })
+    }
+
+    /// As `Engine::wait_durable`: whoever comes first commits for all.
+    fn wait_durable(&self, lsn: Lsn, group: u32) {
+        if self.progress.durable() < lsn {
+            let commit = self.commit.lock();
+            let mut tail = self.tail.lock();
+            let (last, taken) = (Lsn::new(tail.next - 1), tail.group);
+            tail.group += 1;
+            drop(tail);
+            let due = self.progress.publish(last, taken, 0);
+            drop(commit);
+            drop(due);
+        }
+        assert_eq!(self.progress.wait(lsn, group), Ok(()));
+    }
+
+    /// As `Engine::attempt_at`, for the first in the queue or for a newcomer.
+    fn attempt_at(&self, tail: &mut Tail, ask: &Ask<'_>, waiter: Option<&Arc<Waiter>>) -> Attempt {
+        let fence = FENCES.iter().position(|name| *name == ask.name).unwrap();
+        let since = self.witness.step();
+        let now = time::now();
+        if waiter.is_none() && self.waiters.ahead(JOBS, ask).is_some() {
+            return Attempt::Queued;
+        }
+        let current = self.leases.current(JOBS, ask.name);
+        if let Some(grant) = &current {
+            grant.end_if_expired(now);
+            if grant.is_pending() && self.progress.durable() >= grant.lsn() {
+                grant.enable(now);
+            }
+            if !grant.is_free(now) {
+                return Attempt::Busy(grant.clone());
+            }
+            assert!(grant.is_ended(), "given while it is held");
+        }
+        tail.counter += 1;
+        let token = Token::new(tail.counter).unwrap();
+        let lsn = Lsn::new(tail.next);
+        tail.next += 1;
+        let grant = Arc::new(Grant::pending(token, ask.terms, lsn, now, &self.bell));
+        self.leases.insert(JOBS, ask.name, grant.clone());
+        self.witness.granted(fence, &grant);
+        self.witness.given(fence, waiter, since);
+        self.witness.check(fence);
+        Attempt::Appended(Granted {
+            grant,
+            fence: ask.name.into(),
+            predecessor: None,
+            lsn,
+            group: tail.group,
+            asked: now,
+        })
+    }
+
+    fn enable(&self, granted: &Granted) -> bool {
+        let now = time::now();
+        let handed_out = granted.grant.enable(now) || !granted.grant.is_ended();
+        self.leases.sweep(now);
+        if !handed_out {
+            self.leases.remove_if(JOBS, &granted.fence, granted.grant.token());
+        }
+        handed_out
+    }
+
+    /// As `Acquire::run` and its `leave`: the grant, or `None` if there was none in time, or it left.
+    fn acquire(&self, wish: &Wish) -> Option<Arc<Grant>> {
+        let ask = Ask { name: FENCES[wish.fence], slots: None, terms: wish.terms, resume: None };
+        let mut until = None;
+        loop {
+            let attempt = self.attempt_at(&mut self.tail.lock(), &ask, None);
+            let granted = match attempt {
+                Attempt::Appended(granted) => granted,
+                Attempt::Busy(_) | Attempt::Queued if wish.wait == 0 => return None,
+                Attempt::Busy(_) | Attempt::Queued => {
+                    let until = *until.get_or_insert(time::now().saturating_add(wish.wait));
+                    self.wait(wish, &ask, until)?
+                }
+            };
+            if wish.patience == Some(0) {
+                granted.grant.end(Ending::Released);
+                return None;
+            }
+            self.wait_durable(granted.lsn, granted.group);
+            if self.enable(&granted) {
+                return Some(granted.grant);
+            }
+        }
+    }
+
+    fn wait(&self, wish: &Wish, ask: &Ask<'_>, until: u64) -> Option<Granted> {
+        let before = self.witness.step();
+        let waiter = self.waiters.join(JOBS, ask, until, Duration::from_nanos(wish.wait)).unwrap();
+        let after = self.witness.step();
+        let joined = Joined { waiter: waiter.clone(), before, after, is_gone: false, has_left: false };
+        let mut all = self.witness.joined.lock().unwrap();
+        all.push(joined);
+        drop(all);
+        self.bell.nudge();
+        let told = match wish.patience {
+            None => block_on(|cx| waiter.poll(cx)),
+            Some(polls) => {
+                let mut told = None;
+                for _ in 0..polls {
+                    if let Poll::Ready(answer) = waiter.poll(&mut Context::from_waker(Waker::noop())) {
+                        told = Some(answer);
+                        break;
+                    }
+                    thread::yield_now();
+                }
+                match told {
+                    Some(told) => told,
+                    None => {
+                        self.leave(&waiter);
+                        return None;
+                    }
+                }
+            }
+        };
+        self.waiters.remove(&waiter);
+        match told {
+            Ok(granted) => {
+                assert_eq!(&*granted.fence, ask.name);
+                assert!(granted.asked < until, "served past its deadline");
+                Some(granted)
+            }
+            Err(Error::Timeout { .. }) => {
+                assert!(time::now() >= until, "told of its deadline before it");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn leave(&self, waiter: &Arc<Waiter>) {
+        self.witness.note(waiter, |joined| joined.is_gone = true);
+        let granted = self.waiters.leave(waiter);
+        self.witness.note(waiter, |joined| joined.has_left = true);
+        assert!(waiter.queued().is_none());
+        if let Some(granted) = granted {
+            granted.grant.end(Ending::Released);
+        }
+    }
+
+    /// As `Engine::break_grant`; or as a write whose token is above the mark.
+    fn overtake(&self, fence: usize, by_raise: bool) {
+        let name = FENCES[fence];
+        let mut tail = self.tail.lock();
+        let now = time::now();
+        let current = self.leases.current(JOBS, name);
+        tail.counter += 1;
+        let token = Token::new(tail.counter).unwrap();
+        let lsn = Lsn::new(tail.next);
+        tail.next += 1;
+        if by_raise {
+            self.leases.end_fence_below(JOBS, name, token);
+        } else if let Some(grant) = &current {
+            grant.end_if_expired(now);
+            if !grant.end_broken(now) {
+                self.leases.remove_if(JOBS, name, grant.token());
+            }
+        }
+        if let Some(grant) = current {
+            assert!(grant.is_ended(), "{:?} lives below the mark", grant.token());
+        }
+        let group = tail.group;
+        drop(tail);
+        self.wait_durable(lsn, group);
+        if !by_raise && self.waiters.len() > 0 {
+            self.waiters.visit_now(QueueId { keyspace: JOBS, name: name.into(), has_slots: false });
+            self.bell.nudge();
+        }
+        self.witness.check(fence);
+    }
+
+    /// As `Lost::wait`.
+    fn wait_for_the_end(&self, grant: &Arc<Grant>) {
+        let mut slot = 0;
+        block_on(|cx| {
+            let now = time::now();
+            grant.end_if_not_held(now);
+            if !grant.is_ended() && self.watches.add_waker(grant, &mut slot, cx.waker().clone(), now) {
+                self.bell.nudge();
+                return Poll::Pending;
+            }
+            assert!(grant.is_ended());
+            Poll::Ready(())
+        });
+        self.watches.remove_waker(grant.token(), slot, time::now());
+    }
+
+    /// As `Engine::tend_leases`, without the look that it takes four times a second for nothing.
+    fn tend(&self) -> Option<Duration> {
+        for token in self.bell.take() {
+            self.look_at_changed(token);
+        }
+        let now = time::now();
+        for token in self.watches.due(now, MOST) {
+            self.look_at_due(token, now);
+        }
+        for waiter in self.waiters.late(now, MOST) {
+            let waker = waiter.queued().and_then(|queued| {
+                self.witness.note(&waiter, |joined| joined.is_gone = true);
+                queued.tell(Err(Error::Timeout { after: waiter.wait }))
+            });
+            self.waiters.remove(&waiter);
+            waker.into_iter().for_each(Waker::wake);
+        }
+        for queue in self.waiters.to_visit(now, MOST) {
+            self.hand_over(&queue);
+        }
+        let next = [self.watches.next(), self.waiters.next()].into_iter().flatten().min();
+        next.filter(|at| *at != u64::MAX).map(|at| Duration::from_nanos(at.saturating_sub(time::now())))
+    }
+
+    fn look_at_changed(&self, token: Token) {
+        let Some((grant, ..)) = self.watches.get(token) else { return };
+        if !grant.is_ended() {
+            return self.watches.arm(token, time::now());
+        }
+        let Some(mut watch) = self.watches.take(token) else { return };
+        watch.wake();
+        for queue in &watch.queues {
+            self.hand_over(queue);
+        }
+    }
+
+    fn look_at_due(&self, token: Token, now: u64) {
+        let Some((grant, is_told, keep)) = self.watches.get(token) else { return };
+        if grant.is_pending() && self.progress.durable() >= grant.lsn() {
+            grant.enable(now);
+        }
+        if let Some(keep) = keep.filter(|keep| keep.next <= now) {
+            let renewed = now < keep.until && grant.renew(now, keep.until).is_ok();
+            let next = renewed.then(|| Keep { next: now + 3 * MS, ..keep });
+            self.watches.keep(&grant, next, now);
+        }
+        let ended = if is_told { grant.end_if_not_held(now) } else { grant.end_if_expired(now) };
+        if !ended {
+            self.watches.arm(token, now);
+        }
+    }
+
+    fn hand_over(&self, queue: &QueueId) {
+        while let Some(waiter) = self.waiters.first(queue) {
+            let busy = {
+                let mut tail = self.tail.lock();
+                match waiter.queued() {
+                    None => Err(None),
+                    Some(queued) if time::now() >= waiter.deadline => {
+                        self.witness.note(&waiter, |joined| joined.is_gone = true);
+                        Err(queued.tell(Err(Error::Timeout { after: waiter.wait })))
+                    }
+                    Some(queued) => match self.attempt_at(&mut tail, &waiter.ask(), Some(&waiter)) {
+                        Attempt::Appended(granted) => Err(queued.tell(Ok(granted))),
+                        Attempt::Busy(grant) => Ok(grant),
+                        Attempt::Queued => unreachable!("it is the first"),
+                    },
+                }
+            };
+            match busy {
+                Err(waker) => {
+                    self.waiters.remove(&waiter);
+                    waker.into_iter().for_each(Waker::wake);
+                }
+                Ok(grant) => {
+                    let now = time::now();
+                    if self.watches.add_queue(&grant, queue, now) {
+                        return;
+                    }
+                    match grant.free_at() {
+                        Some(at) if at > now => return self.waiters.visit_at(queue, at),
+                        Some(_) => {}
+                        None => return,
+                    }
+                }
+            }
+        }
+    }
+
+    fn tend_until_over(&self) {
+        while !self.is_over.load(Ordering::Acquire) {
+            let timeout = self.tend();
+            self.bell.doorbell.listen(timeout);
+        }
+        // What the last ones left is done, and then nothing is left.
+        self.tend();
+    }
+}
+
+fn terms(ttl: Ttl, delay: u64) -> Terms {
+    Terms { owner: OwnerId::new(1), ttl, delay }
+}
+
+fn spawn(engine: &Arc<Engine>, run: impl FnOnce(&Engine) + Send + 'static) -> thread::JoinHandle<()> {
+    let engine = engine.clone();
+    thread::spawn(move || run(&engine))
+}
+
+type Worker = Box<dyn FnOnce(&Engine) + Send>;
+
+/// Runs the workers beside the thread of the leases and the clock, and looks at what is left.
+fn run(workers: Vec<Worker>) {
+    let engine = Engine::new();
+    let tender = spawn(&engine, Engine::tend_until_over);
+    let clock = thread::spawn(time::run);
+    let workers: Vec<_> = workers.into_iter().map(|worker| spawn(&engine, worker)).collect();
+    for worker in workers {
+        worker.join().unwrap();
+    }
+    assert_eq!(engine.waiters.len(), 0, "somebody who left is still in a queue");
+    for fence in 0..FENCES.len() {
+        engine.overtake(fence, true);
+        engine.witness.check(fence);
+    }
+    engine.is_over.store(true, Ordering::Release);
+    engine.bell.nudge();
+    tender.join().unwrap();
+    time::end();
+    clock.join().unwrap();
+    assert_eq!(engine.waiters.next(), None, "a deadline or a visit is left behind");
+    assert!(engine.waiters.to_visit(u64::MAX, MOST).is_empty());
+    assert_eq!((engine.watches.len(), engine.watches.next()), (0, None), "a watch is left behind");
+    assert_eq!(engine.leases.len(), 0);
+}
+
+/// Nobody is in a hurry and nothing ends by itself: whoever waits is woken by the end of the one before.
+fn without_deadlines() {
+    let worker = |engine: &Engine| {
+        for _ in 0..2 {
+            let patience = (any(4) == 0).then(|| any(3));
+            let wish = Wish { fence: 0, terms: terms(Ttl::INFINITE, 0), wait: u64::MAX, patience };
+            let Some(grant) = engine.acquire(&wish) else { continue };
+            engine.witness.check(0);
+            let now = time::now();
+            match any(3) {
+                0 => {
+                    let keep = Keep { next: now + MS, until: now + 2 * MS };
+                    engine.watches.keep(&grant, Some(keep), now);
+                    engine.bell.nudge();
+                }
+                1 => {
+                    // Asks to be told of the end, and does not wait for it.
+                    let mut slot = 0;
+                    engine.watches.add_waker(&grant, &mut slot, Waker::noop().clone(), now);
+                    engine.watches.remove_waker(grant.token(), slot, now);
+                }
+                _ => {}
+            }
+            grant.end(Ending::Released);
+            engine.witness.check(0);
+        }
+    };
+    let breaker = |engine: &Engine| (0..3).for_each(|_| engine.overtake(0, any(2) == 0));
+    run(vec![Box::new(worker), Box::new(worker), Box::new(worker), Box::new(breaker)]);
+}
+
+/// Everything at once: leases that are released, renewed, kept, watched or left to expire, on two fences.
+fn with_deadlines() {
+    let worker = |engine: &Engine| {
+        for _ in 0..2 {
+            let fence = usize::from(any(4) == 0);
+            let ttl = Ttl::new(Duration::from_millis(5 + any(6))).unwrap();
+            let delay = if any(4) == 0 { 2 * MS } else { 0 };
+            let patience = (any(5) == 0).then(|| any(3));
+            let wish = Wish { fence, terms: terms(ttl, delay), wait: any(4) * 7 * MS, patience };
+            let Some(grant) = engine.acquire(&wish) else { continue };
+            if any(3) == 0 {
+                let now = time::now();
+                engine.watches.keep(&grant, Some(Keep { next: now + 3 * MS, until: now + 12 * MS }), now);
+                engine.bell.nudge();
+            }
+            match any(5) {
+                0 => {}
+                1 => engine.wait_for_the_end(&grant),
+                2 => time::sleep(4 * MS),
+                _ => {
+                    let now = time::now();
+                    let was_over = grant.is_ended();
+                    thread::yield_now();
+                    let renewed = grant.renew(now, u64::MAX);
+                    assert!(!(was_over && renewed.is_ok()), "renewed what was over");
+                }
+            }
+            engine.witness.check(fence);
+            if any(3) != 0 {
+                let now = time::now();
+                if !grant.end_if_expired(now) {
+                    grant.end(Ending::Released);
+                }
+                assert!(grant.is_ended());
+            }
+            engine.witness.check(fence);
+        }
+    };
+    let breaker = |engine: &Engine| {
+        for _ in 0..2 {
+            engine.overtake(usize::from(any(3) == 0), any(2) == 0);
+        }
+    };
+    run(vec![Box::new(worker), Box::new(worker), Box::new(worker), Box::new(breaker)]);
+}
+
+fn schedules() -> usize {
+    std::env::var("TIDEWALL_SCHEDULES").map_or(2_000, |n| n.parse().expect("a number of schedules"))
+}
+
+#[test]
+fn the_table_without_deadlines_in_random_order() {
+    shuttle::check_random(without_deadlines, schedules());
+}
+
+#[test]
+fn the_table_without_deadlines_by_priorities() {
+    shuttle::check_pct(without_deadlines, schedules(), 4);
+}
+
+#[test]
+fn the_table_with_deadlines_in_random_order() {
+    shuttle::check_random(with_deadlines, schedules());
+}
+
+#[test]
+fn the_table_with_deadlines_by_priorities() {
+    shuttle::check_pct(with_deadlines, schedules(), 4);
+}
