@@ -519,7 +519,6 @@ impl Engine {
         match told {
             Ok(granted) => {
                 assert_eq!(&*granted.fence, ask.name);
-                assert!(granted.asked < until, "served past its deadline");
                 Some(granted)
             }
             Err(Error::Timeout { .. }) => {
