@@ -219,14 +219,19 @@ impl Keyspace {
     fn judge_raise(&self, tail: &mut Tail, write: &Write<'_>) -> (Result<Lsn, Refused>, bool) {
         let engine = &self.shared.engine;
         let guard = crossbeam_epoch::pin();
-        let mut views = Vec::new();
-        if let Err(refused) = engine.judge(tail, write, &guard, &mut views) {
-            return (Err(refused), false);
-        }
-        match (views.first(), write.fences.first()) {
-            (Some(view), Some(fence)) if view.state.mark == fence.token.get() => (Ok(view.state.lsn), true),
-            _ => (engine.judge_and_append(tail, write), false),
-        }
+        let mut work = std::mem::take(&mut tail.work);
+        let mut already = false;
+        let judged = engine.judge(tail, write, &guard, &mut work.views).and_then(|()| {
+            match (work.views.first(), write.fences.first()) {
+                (Some(view), Some(fence)) if view.state.mark == fence.token.get() => {
+                    already = true;
+                    Ok(view.state.lsn)
+                }
+                _ => Ok(engine.append_write(tail, &mut work, write, &guard)?),
+            }
+        });
+        tail.work = work;
+        (judged, already)
     }
 
     /// Raises the floor of the keyspace to `token`, durably: one record revokes every writer with a
