@@ -188,7 +188,7 @@ impl Db {
         };
         let room = room(frame_bytes(1, name.len() + value.len()), 1);
         let answer = engine.with_room(room, Need::Privileged, |tail| {
-            let (lsn, _) = engine.append_op(tail, &op);
+            let (lsn, ..) = engine.append_op(tail, &op);
             engine.answer(tail, Ok(lsn))
         })?;
         engine.settle(answer)?;
@@ -230,7 +230,7 @@ impl Db {
                 value: b"",
                 links: Links::default(),
             };
-            let (lsn, _) = engine.append_op(tail, &op);
+            let (lsn, ..) = engine.append_op(tail, &op);
             tail.counter = token;
             engine.answer(tail, Ok(lsn))
         })?;
@@ -381,6 +381,7 @@ fn assemble(storage: Arc<dyn Storage>, dir: String, options: Options, recovered:
         progress: Progress::new(durable),
         tail: Mutex::new(Tail {
             slots: replay.writer,
+            usage: replay.usage,
             active: None,
             filled: VecDeque::new(),
             next,
@@ -554,7 +555,7 @@ impl Engine {
         let mut short = None;
         let sealed = match filled {
             Some(filled) => {
-                short = Some(sealed_short_bytes(filled.end, filled.table.bytes()));
+                short = Some(sealed_short_bytes(filled.end, &filled.table));
                 self.seal(&mut committer, &filled, SealAt::EndOfFrames)
             }
             None => Ok(()),

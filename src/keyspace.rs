@@ -7,7 +7,7 @@ use crate::append::{batch_bytes, frame_bytes, room};
 use crate::batch::{check_batch_bytes, large_checksum};
 use crate::commit::Answer;
 use crate::db::{Commit, Shared};
-use crate::engine::{KeyspaceState, Tail, fenced};
+use crate::engine::{KeyspaceState, Tail, When, fenced};
 use crate::error::{Error, Result};
 use crate::fence::{self, FenceState, Floor, Refusal};
 use crate::index::prefix_end;
@@ -288,7 +288,7 @@ impl Keyspace {
     pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
         self.shared.check_readable()?;
         let engine = &self.shared.engine;
-        engine.value(&self.state, key, engine.progress.durable())
+        engine.value(&self.state, key, When::Visible)
     }
 
     /// Runs `read` on the value of a key without copying it.
@@ -298,7 +298,7 @@ impl Keyspace {
     pub fn get_with<T>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> T) -> Result<Option<T>> {
         self.shared.check_readable()?;
         let engine = &self.shared.engine;
-        engine.value_with(&self.state, key, engine.progress.durable(), read)
+        engine.value_with(&self.state, key, When::Visible, read)
     }
 
     /// Whether a key has a value.
@@ -308,7 +308,7 @@ impl Keyspace {
     pub fn contains_key(&self, key: &[u8]) -> Result<bool> {
         self.shared.check_readable()?;
         let engine = &self.shared.engine;
-        engine.contains(&self.state, key, engine.progress.durable())
+        engine.contains(&self.state, key, When::Visible)
     }
 
     /// The mark of the fence of `key` (any key of it, or its name), to look at: the highest token it

@@ -21,7 +21,7 @@
 //!
 //! Read next: `slots.rs`, which splits tables and retires them.
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 use std::iter;
 use std::sync::OnceLock;
 
@@ -39,6 +39,8 @@ const LINE_BITS: u32 = 9;
 const LINES: usize = 1 << LINE_BITS;
 /// Below this many entries two full lines are a matter of equal hashes, not of load: spill.
 const SPLIT_MIN: usize = LINES * LINE_SLOTS / 2;
+/// Two tables with at most so many entries each become one: far from where it would split again.
+const MERGE_MAX: usize = LINES * LINE_SLOTS / 16;
 
 /// A slot that never held an entry since its line was made.
 const EMPTY: u64 = 0;
@@ -109,10 +111,6 @@ impl Line {
         self.words().any(|word| word == EMPTY)
     }
 
-    fn used(&self) -> usize {
-        self.words().filter(|&word| is_entry(word)).count()
-    }
-
     /// The first slot that holds `word`.
     fn slot(&self, word: u64) -> Option<&AtomicU64> {
         self.0.iter().find(|slot| slot.load(Ordering::Relaxed) == word)
@@ -136,13 +134,15 @@ pub(super) struct Table {
     lines: [Line; LINES],
     /// How many top bits of the hash all entries share.
     pub(super) depth: u32,
+    /// Entries, spilled ones too; for the one writer.
+    used: AtomicUsize,
     spill: OnceLock<Box<Spill>>,
 }
 
 impl Table {
     pub(super) fn new(depth: u32) -> Box<Self> {
         let lines = [const { Line([const { AtomicU64::new(EMPTY) }; LINE_SLOTS]) }; LINES];
-        Box::new(Table { lines, depth, spill: OnceLock::new() })
+        Box::new(Table { lines, depth, used: AtomicUsize::new(0), spill: OnceLock::new() })
     }
 
     /// The two lines that a hash owns, in every table: home and twin.
@@ -206,28 +206,36 @@ impl Table {
         self.pair(hash).into_iter().chain(self.spilled()).find_map(|line| line.slot(word))
     }
 
-    /// Frees a slot. As if its line had been full: nobody looks whether it was.
-    #[cfg(test)]
-    pub(super) fn vacate(slot: &AtomicU64) {
+    /// Frees the slot that holds this place of this hash, as if its line had been full: nobody looks whether
+    /// it was. `false`: there is none.
+    pub(super) fn vacate(&self, hash: u64, place: Place) -> bool {
+        let Some(slot) = self.slot(hash, place) else { return false };
         slot.store(VACATED, Ordering::Release);
+        self.used.store(self.used() - 1, Ordering::Relaxed);
+        true
     }
 
     /// Adds the entry, or says that the table has to split first.
     pub(super) fn try_insert(&self, hash: u64, place: Place) -> bool {
         let word = place.word(hash);
         let [home, twin] = self.pair(hash);
-        if home.try_put(word) || twin.try_put(word) {
-            return true;
-        }
-        let split_helps = self.depth < TAG_BITS && self.used() >= SPLIT_MIN;
-        if !split_helps {
+        if !home.try_put(word) && !twin.try_put(word) {
+            if self.depth < TAG_BITS && self.used() >= SPLIT_MIN {
+                return false;
+            }
             self.spill(word);
         }
-        !split_helps
+        self.used.store(self.used() + 1, Ordering::Relaxed);
+        true
     }
 
-    fn used(&self) -> usize {
-        self.lines.iter().map(Line::used).sum()
+    pub(super) fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Whether so few entries are left that two such tables are one with room to grow.
+    pub(super) fn is_sparse(&self) -> bool {
+        self.used() <= MERGE_MAX
     }
 
     fn spill(&self, word: u64) {
@@ -257,13 +265,48 @@ impl Table {
                     let stays = is_entry(word) && side(word) == half;
                     // Relaxed, as nobody sees the half until the directory points to it.
                     table.lines[n].0[slot].store(if stays { word } else { rest }, Ordering::Relaxed);
+                    table.used.store(table.used() + usize::from(stays), Ordering::Relaxed);
                 }
             }
         }
         for word in self.spilled().flat_map(Line::words).filter(|&word| is_entry(word)) {
-            halves[side(word)].spill(word);
+            halves[side(word)].respill(word);
         }
         halves
+    }
+
+    /// The table of which these two are the halves. An entry keeps its line, as in a split; which of the two
+    /// lines of its hash that is nobody knows, so one that finds no slot there is spilled.
+    pub(super) fn merged(halves: [&Table; 2]) -> Box<Table> {
+        let table = Table::new(halves[0].depth - 1);
+        for (n, line) in table.lines.iter().enumerate() {
+            let was_full = halves.iter().any(|half| !half.lines[n].is_open());
+            for word in halves.iter().flat_map(|half| half.lines[n].words()).filter(|&word| is_entry(word)) {
+                if line.try_put(word) {
+                    table.used.store(table.used() + 1, Ordering::Relaxed);
+                } else {
+                    table.respill(word);
+                }
+            }
+            if was_full {
+                line.0.iter().for_each(|slot| {
+                    if slot.load(Ordering::Relaxed) == EMPTY {
+                        slot.store(VACATED, Ordering::Relaxed);
+                    }
+                });
+            }
+        }
+        for half in halves {
+            for word in half.spilled().flat_map(Line::words).filter(|&word| is_entry(word)) {
+                table.respill(word);
+            }
+        }
+        table
+    }
+
+    fn respill(&self, word: u64) {
+        self.spill(word);
+        self.used.store(self.used() + 1, Ordering::Relaxed);
     }
 
     pub(super) fn heap_bytes(&self) -> usize {

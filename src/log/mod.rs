@@ -6,3 +6,4 @@ pub(crate) mod segment;
 pub(crate) mod list;
 pub(crate) mod pool;
 pub(crate) mod scan;
+pub(crate) mod usage;
