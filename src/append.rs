@@ -23,7 +23,7 @@ use crate::log::usage::Weight;
 use crate::op::{Class, Kind, Links, Op};
 use crate::options::{MAX_SEGMENT_BYTES, Scope};
 use crate::sync::{Arc, Ordering};
-use crate::types::{Location, Lsn, MAX_BATCH_BYTES, SegmentId, Token};
+use crate::types::{Location, Lsn, MAX_BATCH_BYTES, SegmentId};
 use crossbeam_epoch::Guard;
 
 /// The room that a frame needs in a segment: itself, its share of the key table, and the seal.
@@ -278,7 +278,7 @@ impl Engine {
         lsn
     }
 
-    /// Raises the floor of a keyspace. Upholds L5: leases below it are over before the call returns.
+    /// Raises the floor of a keyspace. The leases below it are the caller's to end (L5).
     pub fn append_floor(&self, tail: &mut Tail, keyspace: &Arc<KeyspaceState>, floor: fence::Floor) -> Lsn {
         let op = Op {
             kind: Kind::Floor,
@@ -293,9 +293,6 @@ impl Engine {
         keyspace.admitted(floor.token);
         tail.floors.push((keyspace.clone(), floor));
         self.counters.writes.fetch_add(1, Ordering::Relaxed);
-        if let Ok(token) = Token::new(floor.token) {
-            self.leases.end_below(keyspace.id, token);
-        }
         lsn
     }
 

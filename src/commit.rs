@@ -71,9 +71,7 @@ impl Engine {
                 return Ok(append(&mut tail));
             }
             drop(tail);
-            let provided = self.pool.provide(HEADER_BYTES + room, need);
-            self.check_list();
-            provided?;
+            self.make_room(HEADER_BYTES + room, need)?;
         }
     }
 
@@ -298,6 +296,7 @@ impl Engine {
         committer.before = end;
         self.segments.set(Arc::new(sealed_form(segment, filled.end, self.options.read_mode)?));
         self.images.keep(filled.image.clone());
+        self.compact_bell.ring();
         Ok(())
     }
 }

@@ -3,14 +3,16 @@
 //! One job: hold the state that the verbs (`commit`, `recover`, `grant`) work on, and answer "what is
 //! the newest version of this name at or below that lsn?".
 //!
-//! Lock order: commit lock → list of the pool → tail lock → a waiter → spares, lease table,
+//! Lock order: the compactor → commit lock → list of the pool → tail lock → a waiter → spares, lease table,
 //! queues, watches, key sets, snapshots.
 //! The tail lock is never held across a write or a sync. Readers take none of them.
 //!
 //! Read next: `commit.rs`.
 
+use crate::compact::Compactor;
 use crate::error::{Cause, Error, Result};
 use crate::fence::{FenceState, Floor, Rule, is_fenced, last_op, mark};
+use crate::fold::Afterlife;
 use crate::format::header::{End, Listed};
 use crate::group_commit::{Doorbell, Progress};
 use crate::index::{OrderedKeys, Slots, SlotsWriter, name_hash};
@@ -262,6 +264,12 @@ pub(crate) struct Engine {
     pub doorbell: Doorbell,
     /// Rung when spares run low.
     pub pool_bell: Doorbell,
+    /// Rung when a segment was sealed.
+    pub compact_bell: Doorbell,
+    /// One round of compaction at a time.
+    pub compactor: Mutex<Compactor>,
+    /// Grants from before the open whose holders may still be at work.
+    pub afterlives: Mutex<Vec<Afterlife>>,
     /// Blocking callers that wait for durability right now.
     pub waiting: AtomicUsize,
     /// The last frame proves all before it, and the committer sleeps until it is rung.
@@ -395,8 +403,12 @@ impl Engine {
         let at = newest.as_ref().map(|op| op.at);
         let weight = newest.as_ref().map_or(Weight::default(), |op| Weight::as_state(&op.head));
         let own = self.back_to(newest, when, |op| op.head.fence().flatten(), guard)?;
-        let mut view =
-            FenceView { state: own.as_ref().map_or(FenceState::default(), state_of), at, weight, version: None };
+        let mut view = FenceView {
+            state: own.as_ref().map_or(FenceState::default(), state_of),
+            at,
+            weight,
+            version: None,
+        };
         if keyspace.options.scope == Scope::Key {
             let key_hash = self.hash(keyspace, Class::Key, name);
             if let Some(version) = self.version(keyspace, name, key_hash, when, guard)? {
@@ -449,6 +461,10 @@ impl Engine {
         self.cause.get_or_init(|| Cause::from(cause));
         drop(self.progress.poison());
         self.bell.nudge();
+    }
+
+    pub fn keyspace_by_id(&self, id: KeyspaceId) -> Option<Arc<KeyspaceState>> {
+        self.keyspaces.read().iter().find(|keyspace| keyspace.id == id).cloned()
     }
 
     pub fn keyspace_by_name(&self, name: &str) -> Option<Arc<KeyspaceState>> {

@@ -8,6 +8,7 @@
 use crate::engine::{Engine, When};
 use crate::error::Result;
 use crate::fence::is_fenced;
+use crate::fold::Afterlife;
 use crate::lease::{Grant, Terms};
 use crate::op::{Class, GrantValue};
 use crate::sync::Arc;
@@ -66,6 +67,11 @@ impl Engine {
             // Upholds L5: a mark that has passed the token has ended the lease.
             if is_fenced(token, mark, keyspace.floor_appended()) {
                 continue;
+            }
+            // Upholds C4: whoever holds it may still be at work, and its time cannot have begun later.
+            if let Some(ttl) = value.ttl.duration() {
+                let until = now.saturating_add(u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX));
+                self.afterlives.lock().push(Afterlife { keyspace: id, fence: fence.clone(), token, until });
             }
             let kept = match value.ttl.duration() {
                 _ if value.incarnation != recorded.before => Duration::ZERO,

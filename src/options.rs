@@ -177,6 +177,7 @@ pub struct Options {
     pub(crate) progress: Option<ProgressFn>,
     pub(crate) entropy: Entropy,
     pub(crate) lease_grace: Duration,
+    pub(crate) compaction: bool,
 }
 
 impl Default for Options {
@@ -194,6 +195,7 @@ impl Default for Options {
             progress: None,
             entropy: Entropy::System,
             lease_grace: Duration::ZERO,
+            compaction: true,
         }
     }
 }
@@ -278,6 +280,13 @@ impl Options {
     /// [`storage`](crate::storage). The path given to [`Options::open`] is then only a name.
     pub fn storage(mut self, storage: impl Storage) -> Self {
         self.storage = Some(Arc::new(storage));
+        self
+    }
+
+    /// Whether space is given back as the store is written to. Default: yes. Without it only
+    /// [`Db::compact`](crate::Db::compact) does so.
+    pub fn compaction(mut self, on: bool) -> Self {
+        self.compaction = on;
         self
     }
 

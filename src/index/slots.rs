@@ -95,6 +95,11 @@ impl Slots {
         self.table(hash, guard).find(hash, probe)
     }
 
+    /// Whether this very entry is there.
+    pub fn holds(&self, hash: u64, place: Place, guard: &Guard) -> bool {
+        self.table(hash, guard).slot(hash, place).is_some()
+    }
+
     /// Entries in the index.
     pub fn len(&self) -> usize {
         self.len.load(Ordering::Relaxed)
@@ -168,11 +173,6 @@ impl SlotsWriter {
         // Pairs with the Acquire in `find`.
         slot.store(new.word(hash), Ordering::Release);
         true
-    }
-
-    /// Whether this very entry is there.
-    pub fn holds(&self, hash: u64, place: Place) -> bool {
-        self.0.table(hash, &epoch::pin()).slot(hash, place).is_some()
     }
 
     /// Removes an entry; false if it is not there.
