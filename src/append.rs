@@ -19,7 +19,7 @@ use crate::log::image::{Appender, Image};
 use crate::log::pool::{Need, Spare};
 use crate::log::scan::Table;
 use crate::log::segment::{Body, Segment, Segments};
-use crate::log::usage::Weight;
+use crate::log::usage::{Usage, Weight};
 use crate::op::{Class, Kind, Links, Op};
 use crate::options::{MAX_SEGMENT_BYTES, Scope};
 use crate::sync::{Arc, Ordering};
@@ -57,10 +57,13 @@ pub(crate) struct Frame<'t> {
     offset: u32,
     lsn: Lsn,
     sum: BodySum,
+    usage: &'t mut Usage,
 }
 
 impl<'t> Frame<'t> {
-    pub fn begin(active: &'t mut Active, scratch: &'t mut Vec<u8>, lsn: Lsn) -> Self {
+    pub fn begin(tail: &'t mut Tail) -> Self {
+        let Tail { active, scratch, usage, next: lsn, .. } = tail;
+        let active = active.as_mut().expect("reserved before");
         scratch.clear();
         scratch.resize(FRAME_HEADER_BYTES, 0);
         Frame {
@@ -69,8 +72,9 @@ impl<'t> Frame<'t> {
             segment: active.segment.id,
             offset: active.appender.end(),
             table: &mut active.table,
-            lsn,
+            lsn: *lsn,
             sum: BodySum::default(),
+            usage,
         }
     }
 
@@ -81,7 +85,9 @@ impl<'t> Frame<'t> {
         let checksum = op::encode(op, &site, value_checksum, self.scratch);
         self.sum.add(checksum);
         self.table.push(offset, op.kind);
-        let weight = Weight::new(op.kind, op.links.moved.is_some(), self.scratch.len() as u32 - before);
+        let bytes = self.scratch.len() as u32 - before;
+        let weight = Weight::new(op.kind, op.links.moved.is_some(), bytes);
+        self.usage.fill(self.segment, bytes);
         (Location { segment: self.segment, offset }, weight)
     }
 
@@ -172,9 +178,7 @@ impl Engine {
         work.carriers.clear();
         work.carriers.resize(write.fences.len(), None);
         work.places.clear();
-        let Tail { active, scratch, .. } = &mut *tail;
-        let active = active.as_mut().expect("reserved before");
-        let mut frame = Frame::begin(active, scratch, lsn);
+        let mut frame = Frame::begin(tail);
         for (change, version) in write.changes.iter().zip(&work.versions) {
             let fence = &write.fences[change.fence];
             let view = &work.views[change.fence];
@@ -299,9 +303,7 @@ impl Engine {
     /// Appends a frame of one op that the index does not know.
     pub fn append_op(&self, tail: &mut Tail, op: &Op<'_>) -> (Lsn, Location, Weight) {
         let lsn = tail.next;
-        let Tail { active, scratch, .. } = &mut *tail;
-        let active = active.as_mut().expect("reserved before");
-        let mut frame = Frame::begin(active, scratch, lsn);
+        let mut frame = Frame::begin(tail);
         let (at, weight) = frame.push(op, None);
         frame.finish();
         self.close_frame(tail);
@@ -329,10 +331,7 @@ impl Engine {
             // A release is a courtesy to the next open; without room for it that open waits a little.
             return;
         }
-        let lsn = tail.next;
-        let Tail { active, scratch, .. } = &mut *tail;
-        let active = active.as_mut().expect("checked above");
-        let mut frame = Frame::begin(active, scratch, lsn);
+        let mut frame = Frame::begin(tail);
         for released in &releases {
             let op = Op {
                 kind: Kind::Release,

@@ -249,10 +249,7 @@ impl Engine {
 
     /// Appends what is carried as one frame, points the names at it, and forgets what is dropped.
     fn settle_fates(&self, tail: &mut Tail, fates: Vec<Fate<'_>>) {
-        let lsn = tail.next;
-        let Tail { active, scratch, .. } = &mut *tail;
-        let active = active.as_mut().expect("reserved before");
-        let mut frame = Frame::begin(active, scratch, lsn);
+        let mut frame = Frame::begin(tail);
         let mut places = Vec::with_capacity(fates.len());
         for fate in &fates {
             let value_checksum = fate.op.head.value_checksum();

@@ -50,6 +50,16 @@ pub(crate) struct Compactor {
     looked_at: u64,
 }
 
+/// How much garbage there is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Litter {
+    Little,
+    /// It is time to give space back.
+    Much,
+    /// Writes wait for that instead of taking more.
+    TooMuch,
+}
+
 /// The deletes that may go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Deletes {
@@ -59,12 +69,12 @@ enum Deletes {
     LookedUp,
 }
 
-/// A store may take so much more than what is needed of it before space is given back, in percent; and so
-/// much more again before a write waits for that.
-const SLACK_PERCENT: u64 = 46;
+/// So much may be garbage, in percent of what is needed, before space is given back; and so much more before
+/// a write waits for that.
+const GARBAGE_PERCENT: u64 = 40;
 const WAIT_PERCENT: u64 = 4;
 /// In small stores, so many segments instead.
-const SLACK_SEGMENTS: u64 = 7;
+const GARBAGE_SEGMENTS: u64 = 4;
 const WAIT_SEGMENTS: u64 = 2;
 /// A segment is not worth a round unless this share of it comes back, in percent.
 const WORTH_PERCENT: u64 = 15;
@@ -74,12 +84,19 @@ const ROUND: usize = 16;
 const SHORT_ONES: usize = 16;
 
 impl Engine {
-    /// At how many bytes on disk space is given back, and at how many a write waits for it.
-    pub fn space_bounds(&self) -> (u64, u64) {
-        let live = self.tail.lock().usage.live();
+    /// How much of the log is in nobody's use.
+    pub fn litter(&self) -> Litter {
         let segment = self.pool.usual_bytes() as u64;
-        let soft = live + (live * SLACK_PERCENT / 100).max(SLACK_SEGMENTS * segment);
-        (soft, soft + (live * WAIT_PERCENT / 100).max(WAIT_SEGMENTS * segment))
+        let tail = self.tail.lock();
+        let (live, garbage) = (tail.usage.live(), tail.usage.garbage());
+        drop(tail);
+        let soft = (live * GARBAGE_PERCENT / 100).max(GARBAGE_SEGMENTS * segment);
+        let hard = soft + (live * WAIT_PERCENT / 100).max(WAIT_SEGMENTS * segment);
+        match garbage {
+            _ if garbage > hard => Litter::TooMuch,
+            _ if garbage > soft => Litter::Much,
+            _ => Litter::Little,
+        }
     }
 
     /// One round, if one is worth it; says whether it freed anything.
@@ -90,10 +107,9 @@ impl Engine {
         let mut compactor = self.compactor.lock();
         self.check_open()?;
         let mut freed = self.retire_drained(&mut compactor)?;
-        let (soft, _) = self.space_bounds();
         if compactor.drained.is_empty() {
             let again = self.is_time_to_look(&mut compactor);
-            let chosen = if again { self.choose_carried() } else { self.choose(soft) };
+            let chosen = if again { self.choose_carried() } else { self.choose() };
             if !chosen.is_empty() {
                 let deletes = if again { Deletes::LookedUp } else { Deletes::Oldest };
                 freed |= self.round(&mut compactor, &chosen, deletes)?;
@@ -116,7 +132,7 @@ impl Engine {
         let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
         // The oldest first: then a delete finds what it covers gone.
         all.sort_by_key(|used| used.order);
-        all.retain(|used| used.garbage() * 16 > used.sealed.unwrap_or(0) as u64 || used.carried > 0);
+        all.retain(|used| used.garbage() * 16 > used.filled || used.carried > 0);
         let most = self.pool.usual_bytes() as u64;
         while compactor.drained.is_empty() && !all.is_empty() {
             let count = first_within(&all, most, 4 * ROUND);
@@ -132,19 +148,19 @@ impl Engine {
         })
     }
 
-    /// The segments of which the least is needed, while the store takes more than `soft` bytes.
-    fn choose(&self, soft: u64) -> Vec<SegmentId> {
+    /// The segments of which the least is needed, while there is much garbage.
+    fn choose(&self) -> Vec<SegmentId> {
         let usual = self.pool.usual_bytes() as u64;
         let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
         let short = |used: &Used| used.sealed.is_some_and(|bytes| (bytes as u64) < usual / 4);
         if all.iter().filter(|used| short(used)).count() >= SHORT_ONES {
             all.retain(short);
-        } else if self.pool.disk_bytes() <= soft {
+        } else if self.litter() == Litter::Little {
             return Vec::new();
         } else {
-            all.retain(|used| used.garbage() * 100 >= used.sealed.unwrap_or(0) as u64 * WORTH_PERCENT);
+            all.retain(|used| used.garbage() * 100 >= used.filled * WORTH_PERCENT);
         }
-        let needed = |used: &Used| used.live * 1000 / used.sealed.unwrap_or(1).max(1) as u64;
+        let needed = |used: &Used| used.live * 1000 / used.filled.max(1);
         all.sort_by_key(|used| (needed(used), used.order));
         all.truncate(first_within(&all, usual / 2, ROUND));
         all.iter().map(|used| used.id).collect()
@@ -192,6 +208,8 @@ impl Engine {
         let mut tail = self.tail.lock();
         ids.iter().filter_map(|&id| Some(tail.usage.of(id)?.is_done = true)).count();
         drop(tail);
+        // Or it would wait for itself.
+        drop(victims);
         compactor.drained.push((ids, end));
         self.retire_drained(compactor)
     }
@@ -286,8 +304,15 @@ impl Engine {
     /// Uses again, or removes, the files of retired segments that nobody reads any more. A file that a value
     /// points into is removed at once: its bytes stay for as long as that value.
     fn reclaim(&self, compactor: &mut Compactor, patiently: bool) {
-        const TRIES: usize = 10_000;
+        const TRIES: usize = 100;
         for (listed, mut segment) in std::mem::take(&mut compactor.retired) {
+            if self.options.entropy.is_seeded() && !self.options.background && segment.pins.pinned() == 0 {
+                // One thread, which is here: what an epoch still holds, nobody reads.
+                let file = segment.file.clone();
+                drop(segment);
+                drop(self.pool.recycle(listed, file));
+                continue;
+            }
             for _ in 0..if patiently { TRIES } else { 1 } {
                 crossbeam_epoch::pin().flush();
                 if segment.pins.pinned() > 0 || Arc::strong_count(&segment) == 1 {
@@ -323,7 +348,7 @@ impl Engine {
     /// For a write that found no spare: gives space back where the store takes too much, else makes one.
     pub fn make_room(&self, bytes: u32, need: Need) -> Result<()> {
         let may_compact = need != Need::Compaction && self.options.compaction;
-        if may_compact && self.pool.disk_bytes() >= self.space_bounds().1 && self.compact_for_room() {
+        if may_compact && self.litter() == Litter::TooMuch && self.compact_for_room() {
             return Ok(());
         }
         let provided = self.pool.provide(bytes, need);

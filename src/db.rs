@@ -5,7 +5,7 @@
 use crate::append::{frame_bytes, room};
 use crate::batch::Batch;
 use crate::commit::{Answer, SealAt, sealed_short_bytes};
-use crate::compact::{Compacted, Compactor};
+use crate::compact::{Compacted, Compactor, Litter};
 use crate::engine::{Committer, Engine, KeyspaceState, PoisonOnPanic, Tail, Work};
 use crate::error::{Error, Result};
 use crate::format::header::StoreBlock;
@@ -80,6 +80,7 @@ pub(crate) struct Shared {
     /// The thread of the leases runs: started by the first lease that is asked for.
     tends_leases: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    compactor: Mutex<Option<JoinHandle<()>>>,
     /// The operating system's lock on the directory, until the store is closed.
     lock: Mutex<Option<Box<dyn Send + Sync>>>,
     /// One creation of a keyspace at a time.
@@ -130,6 +131,7 @@ impl Options {
             report,
             tends_leases: AtomicBool::new(false),
             threads: Mutex::new(Vec::new()),
+            compactor: Mutex::new(None),
             lock: Mutex::new(lock),
             creating: Mutex::new(()),
             stop: Arc::new(AtomicBool::new(false)),
@@ -457,7 +459,7 @@ impl Shared {
         threads.push(self.run("tidewall-commit", run_committer)?);
         threads.push(self.run("tidewall-spares", run_spares)?);
         if self.engine.options.compaction {
-            threads.push(self.run("tidewall-compact", run_compactor)?);
+            *self.compactor.lock() = Some(self.run("tidewall-compact", run_compactor)?);
         }
         self.engine.pool_bell.ring();
         Ok(())
@@ -522,19 +524,14 @@ impl Shared {
         if engine.closed.swap(true, Ordering::AcqRel) {
             return Err(Error::Closed);
         }
+        // Compaction waits for commits, so it ends before the thread that makes them.
+        engine.compact_bell.ring();
+        join(self.compactor.lock().take());
         self.stop.store(true, Ordering::Release);
         engine.doorbell.ring();
         engine.pool_bell.ring();
-        engine.compact_bell.ring();
         engine.bell.nudge();
-        let threads = std::mem::take(&mut *self.threads.lock());
-        for thread in threads {
-            // Waking a task may drop the last handle in a thread of the store, which cannot wait for itself.
-            if thread.thread().id() != thread::current().id() {
-                // A thread that panicked has poisoned nothing that is still to be used.
-                let _ = thread.join();
-            }
-        }
+        join(std::mem::take(&mut *self.threads.lock()));
         engine.end_waiting();
         // The next process may grant anew what is held here.
         for keyspace in engine.keyspaces.read().iter() {
@@ -629,17 +626,28 @@ fn run_spares(engine: &Engine, stop: &AtomicBool) {
     let _guard = PoisonOnPanic::new(engine);
     while !stop.load(Ordering::Acquire) {
         // A full disk is told to the write that needs a spare and finds none; it asks again itself.
-        let most = if engine.options.compaction { engine.space_bounds().1 } else { u64::MAX };
-        let _ = engine.pool.refill(most);
+        if !engine.options.compaction || engine.litter() != Litter::TooMuch {
+            let _ = engine.pool.refill();
+        }
         engine.check_list();
         engine.pool_bell.listen(None);
     }
 }
 
+fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
+    for thread in threads {
+        // Waking a task may drop the last handle in a thread of the store, which cannot wait for itself.
+        if thread.thread().id() != thread::current().id() {
+            // A thread that panicked has poisoned nothing that is still to be used.
+            let _ = thread.join();
+        }
+    }
+}
+
 /// Gives space back while the store takes too much.
-fn run_compactor(engine: &Engine, stop: &AtomicBool) {
+fn run_compactor(engine: &Engine, _: &AtomicBool) {
     let _guard = PoisonOnPanic::new(engine);
-    while !stop.load(Ordering::Acquire) {
+    while !engine.closed.load(Ordering::Acquire) {
         // What fails is tried again when the next segment is sealed; a write that needs the space is told.
         let more = engine.compact_some().unwrap_or(false);
         if more {

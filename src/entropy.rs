@@ -17,6 +17,11 @@ pub(crate) enum Entropy {
 }
 
 impl Entropy {
+    /// Whether it belongs to a simulation, in which everything happens in one thread.
+    pub fn is_seeded(&self) -> bool {
+        !matches!(self, Entropy::System)
+    }
+
     #[cfg(any(test, feature = "sim", fuzzing))]
     pub fn seeded(seed: u64) -> Self {
         Entropy::Seeded(Arc::new(AtomicU64::new(seed)))

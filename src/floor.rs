@@ -7,7 +7,7 @@
 
 use crate::admit::Refused;
 use crate::append::{frame_bytes, room};
-use crate::engine::{FenceView, fenced};
+use crate::engine::fenced;
 use crate::error::{Error, Result};
 use crate::fence::{self, FenceState, Refusal};
 use crate::keyspace::{Keyspace, Raised};

@@ -104,6 +104,7 @@ impl Replay {
             let op = segment.op(offset)?;
             // Once an op, so that what a growing index retires can be freed.
             let guard = crossbeam_epoch::pin();
+            self.usage.fill(segment.id, op.head.len());
             apply(self, &op, &guard).map_err(|what| what.or(segment, offset))?;
             ops += 1;
         }

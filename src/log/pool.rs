@@ -104,10 +104,10 @@ impl Pool {
         self.ready.lock().len() <= RESERVE
     }
 
-    /// Makes spares until one is there beyond the reserve, or the store would take more than `most` bytes.
-    pub fn refill(&self, most: u64) -> Result<()> {
+    /// Makes spares until one is there beyond the reserve.
+    pub fn refill(&self) -> Result<()> {
         let mut list = self.list.lock();
-        while self.is_low() && self.disk_bytes() < most {
+        while self.is_low() {
             let bytes = self.following_bytes(&list);
             self.make(&mut list, bytes)?;
         }

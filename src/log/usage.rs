@@ -23,6 +23,8 @@ pub(crate) struct Used {
     pub id: SegmentId,
     /// Its place in the order of the log: later ones have higher numbers.
     pub order: u64,
+    /// Bytes of all ops, needed or not.
+    pub filled: u64,
     /// Bytes of ops that are needed.
     pub live: u64,
     /// Of these, deletes, grants and marks that compaction carried here.
@@ -36,9 +38,10 @@ pub(crate) struct Used {
 }
 
 impl Used {
-    /// What retiring it would give back.
+    /// Bytes of ops that are not needed. What headers and unused room take is not counted: carrying the rest
+    /// elsewhere would take as much there.
     pub fn garbage(&self) -> u64 {
-        self.sealed.map_or(0, |bytes| (bytes as u64).saturating_sub(self.live))
+        self.filled.saturating_sub(self.live)
     }
 }
 
@@ -47,6 +50,7 @@ impl Used {
 pub(crate) struct Usage {
     segments: Vec<Option<Used>>,
     begun: u64,
+    filled: u64,
     live: u64,
     carried: u64,
 }
@@ -90,7 +94,15 @@ impl Usage {
         self.begun += 1;
         let order = self.begun;
         self.segments[slot] =
-            Some(Used { id, order, live: 0, carried: 0, dead: 0, sealed: None, is_done: false });
+            Some(Used { id, order, filled: 0, live: 0, carried: 0, dead: 0, sealed: None, is_done: false });
+    }
+
+    /// An op lies in a segment, needed or not.
+    pub fn fill(&mut self, id: SegmentId, bytes: u32) {
+        if let Some(used) = self.of(id) {
+            used.filled += bytes as u64;
+            self.filled += bytes as u64;
+        }
     }
 
     /// An op is the newest of its name.
@@ -138,6 +150,7 @@ impl Usage {
     /// The segment is retired.
     pub fn forget(&mut self, id: SegmentId) {
         let Some(used) = self.of(id).copied() else { return };
+        self.filled -= used.filled;
         self.live = self.live.wrapping_sub(used.live);
         self.carried = self.carried.wrapping_sub(used.carried);
         self.segments[Segments::slot(id) as usize] = None;
@@ -148,7 +161,12 @@ impl Usage {
         self.live
     }
 
-    /// Of these, deletes, grants and marks that compaction carried.
+    /// Bytes of ops that are not.
+    pub fn garbage(&self) -> u64 {
+        self.filled.saturating_sub(self.live)
+    }
+
+    /// Of the needed ones, deletes, grants and marks that compaction carried.
     pub fn carried(&self) -> u64 {
         self.carried
     }
@@ -180,11 +198,14 @@ mod tests {
         usage.remove(at(1), put);
         usage.bury(at(1));
         usage.seal(SegmentId(1), 4096);
+        usage.fill(SegmentId(1), 100);
+        usage.fill(SegmentId(2), 130);
+        assert_eq!(usage.garbage(), 100);
         assert_eq!((usage.live(), usage.carried()), (130, 30));
         let first = *usage.of(SegmentId(1)).unwrap();
-        assert_eq!((first.live, first.dead, first.garbage()), (0, 1, 4096));
+        assert_eq!((first.live, first.dead, first.garbage()), (0, 1, 100));
         usage.forget(SegmentId(2));
-        assert_eq!((usage.live(), usage.carried()), (0, 0));
+        assert_eq!((usage.live(), usage.carried(), usage.garbage()), (0, 0, 100));
         usage.remove(at(2), mark);
         assert_eq!(usage.live(), 0, "what is gone is not counted twice");
         assert!(first.order < 2 && usage.iter().count() == 1);
