@@ -348,21 +348,25 @@ impl Engine {
     /// For a write that found no spare: gives space back where the store takes too much, else makes one.
     pub fn make_room(&self, bytes: u32, need: Need) -> Result<()> {
         let may_compact = need != Need::Compaction && self.options.compaction;
-        if may_compact && self.litter() == Litter::TooMuch && self.compact_for_room() {
+        if may_compact && self.litter() == Litter::TooMuch && self.compact_for_room()? {
             return Ok(());
         }
         let provided = self.pool.provide(bytes, need);
         self.check_list();
         match provided {
             // The disk is full: what is no longer needed makes room.
-            Err(Error::NoSpace { .. }) if may_compact && self.compact_for_room() => Ok(()),
+            Err(Error::NoSpace { .. }) if may_compact && self.compact_for_room()? => Ok(()),
             provided => provided,
         }
     }
 
-    /// Whether a round gave a segment back. That it failed is for whoever asks for compaction itself.
-    fn compact_for_room(&self) -> bool {
-        self.compact_some().unwrap_or(false)
+    /// Whether a round gave a segment back. Why it did not is for whoever asks for compaction itself, unless
+    /// nothing can be written any more.
+    fn compact_for_room(&self) -> Result<bool> {
+        match self.compact_some() {
+            Err(error) if self.cause.get().is_some() => Err(error),
+            freed => Ok(freed.unwrap_or(false)),
+        }
     }
 }
 

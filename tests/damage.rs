@@ -374,7 +374,10 @@ fn every_missing_swapped_or_old_file_is_harmless_or_named() {
             judge(&subject, &damaged, 1, &|| format!("{name} removed"), &tally);
             for (other, _) in &files {
                 let (a, b) = (subject.disk.read_file(name).unwrap(), subject.disk.read_file(other).unwrap());
-                if a == b {
+                // Zeros in the place of the newest segment of a killed store look like one never begun: no
+                // other file knows better (docs/format.md).
+                let is_blank = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 0);
+                if a == b || subject.name == "killed" && (is_blank(&a) || is_blank(&b)) {
                     continue;
                 }
                 let damaged = subject.disk.kill();

@@ -23,6 +23,8 @@ enum Kind {
     Raise,
     /// Raises the floor of the keyspace.
     RaiseAll,
+    /// Raises the floor of a keyspace of external tokens to just below the token.
+    Retire,
     /// Names a grant by its token; never changes a mark.
     Grant,
     /// Reads, or changes nothing that a token guards. The action must leave no trace.
@@ -70,6 +72,9 @@ const TABLE: &[Row] = &[
     row("Keyspace::get", Read, |w, _| w.ks.get(KEY).map(drop)),
     row("Keyspace::get_with", Read, |w, _| w.ks.get_with(KEY, <[u8]>::len).map(drop)),
     row("Keyspace::contains_key", Read, |w, _| w.ks.contains_key(KEY).map(drop)),
+    row("Keyspace::retire_below", Retire, |w, t| w.ks.retire_below(t).map(drop)),
+    row("Keyspace::floor", Read, |w, _| { w.ks.floor(); Ok(()) }),
+    other("Db::compact", "presents no token; tests/compact.rs"),
     row("Keyspace::mark", Read, |w, _| w.ks.mark(KEY).map(drop)),
     row("Keyspace::iter", Read, |w, _| w.ks.iter().try_for_each(|item| item.map(drop))),
     row("Keyspace::range", Read, |w, _| w.ks.range(KEY.to_vec()..).try_for_each(|item| item.map(drop))),
@@ -296,6 +301,7 @@ enum Answer {
     Unknown,
     Jump,
     NotHeld,
+    Invalid,
 }
 
 /// The rule in words: section 3 of the design.
@@ -312,6 +318,11 @@ fn expected(kind: Kind, case: Case, number: u64) -> Answer {
             _ => Answer::NotHeld,
         },
         Read | Other(_) => Answer::Nothing,
+        Retire if case.source == Source::Store => Answer::Invalid,
+        // Measured against the floor before, as `raise_all`.
+        Retire if case.from == From::Own => Answer::Done,
+        Retire if number < MARK => Answer::Fenced,
+        Retire => Answer::Done,
         WritePresent if !case.has_value() => Answer::Nothing,
         // A floor is measured against the floor before: an own mark that is higher stays in force.
         RaiseAll if case.from == From::Own && known => Answer::Done,
@@ -328,6 +339,7 @@ fn answer_of(result: &Result<()>) -> Answer {
         Ok(()) => Answer::Done,
         Err(Error::Fenced { .. }) => Answer::Fenced,
         Err(Error::UnknownToken { .. }) => Answer::Unknown,
+        Err(Error::InvalidArgument(_)) => Answer::Invalid,
         Err(Error::TokenJump { .. }) => Answer::Jump,
         Err(Error::NotHeld { .. }) => Answer::NotHeld,
         Err(other) => panic!("{other:?}"),
@@ -415,17 +427,22 @@ fn an_admitted_call_raises_the_mark_of_its_fence_for_every_call_scope_and_source
 
 fn check_admitted(world: &World, row: &Row, number: u64, before: &Trace, after: &Trace, what: &str) {
     let mark = world.ks.mark(KEY).unwrap().map(Mark::get);
-    assert_eq!(mark, Some(number.max(MARK)), "{what}");
+    // What is retired is below the token, so that becomes no mark.
+    let raised = if row.kind == Retire { number - 1 } else { number };
+    assert_eq!(mark, Some(raised.max(MARK)), "{what}");
     let elsewhere = world.ks.mark(if world.case.scope == Scope::Key { b"a/other" } else { b"b/y" }).unwrap();
-    if world.case.scope != Scope::Keyspace && row.kind != RaiseAll {
+    if world.case.scope != Scope::Keyspace && !matches!(row.kind, RaiseAll | Retire) {
         assert_eq!(elsewhere, before.marks[3], "{what} touched another fence");
     }
     if row.kind == RaiseAll {
         assert!(elsewhere.map(Mark::get) >= Some(number), "{what} reaches every fence");
     }
+    if row.kind == Retire {
+        assert!(elsewhere.map_or(0, Mark::get) >= number - 1, "{what} reaches every fence");
+    }
     let value = text(world.ks.get(KEY).unwrap());
     match row.kind {
-        Raise | RaiseAll => assert_eq!(after.values, before.values, "{what}"),
+        Raise | RaiseAll | Retire => assert_eq!(after.values, before.values, "{what}"),
         _ if row.name.contains("delete") => assert_eq!(value, None, "{what}"),
         _ => {
             assert_eq!(value.as_deref(), Some("new"), "{what}");

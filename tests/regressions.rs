@@ -193,7 +193,7 @@ fn a_list_that_outgrew_its_file_is_durable_under_its_name() {
     let small = len(&disk);
     let mut before = disk.kill();
     for n in 0u32.. {
-        rows.put(token(5), b"key", &[7; 11_000]).unwrap();
+        rows.put(token(5), &n.to_be_bytes(), &[7; 11_000]).unwrap();
         if len(&disk) > small {
             break;
         }
@@ -204,9 +204,10 @@ fn a_list_that_outgrew_its_file_is_durable_under_its_name() {
     let grow = |disk: &SimDisk, seed| {
         let Ok(db) = open(disk, &ManualClock::new(), seed) else { return };
         let rows = external(&db);
-        let mut said = Ok(());
+        let (mut said, mut n) = (Ok(()), 1u32 << 16);
         while said.is_ok() && len(disk) == small {
-            said = rows.put(token(5), b"key", &[8; 11_000]).map(drop);
+            n += 1;
+            said = rows.put(token(5), &n.to_be_bytes(), &[8; 11_000]).map(drop);
         }
     };
     let whole = before.kill();

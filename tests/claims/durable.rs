@@ -376,7 +376,10 @@ fn r1_a_store_opens_after_any_failure_of_the_disk_while_a_segment_was_made() {
                 }
             };
             assert!(sim.disk.faults_fired() > 0, "{fault:?} never hits");
-            let expected = matches!(error, None | Some(Error::Io { .. } | Error::Indeterminate { .. }));
+            let expected = matches!(
+                error,
+                None | Some(Error::Io { .. } | Error::Indeterminate { .. } | Error::Poisoned { .. })
+            );
             assert!(expected, "{error:?}");
             drop((ks, db));
             for disk in [sim.disk.kill(), sim.disk.crash(Crash::None, 0), sim.disk.crash(Crash::All, 0)] {
