@@ -198,6 +198,8 @@ pub(crate) struct Filled {
     pub frames: u32,
     pub end: u32,
     pub last: Lsn,
+    /// Sealed before it was full: it ends, and is cut, where its frames end.
+    pub short: bool,
 }
 
 /// How far the log is on disk, behind the commit lock.
@@ -231,6 +233,8 @@ pub(crate) struct Engine {
     pub options: Options,
     pub store_id: [u8; 16],
     pub incarnation: u64,
+    /// Came from a copy: it has ancestors.
+    pub restored: bool,
     /// Of the hashes of names: differs from store to store, so nobody can aim at the index.
     pub seed: u64,
     pub slots: Arc<Slots>,

@@ -62,9 +62,12 @@ mod guard;
 mod acquire;
 mod request;
 mod oversee;
+// Beside the store: copies of it.
+mod backup;
 
 pub use acquire::Acquire;
 pub use admit::{Expect, Require};
+pub use backup::{Checkpoint, Restore, Restored, restore};
 pub use batch::Batch;
 #[cfg(any(test, feature = "sim", fuzzing))]
 pub use clock::ManualClock;

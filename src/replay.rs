@@ -18,8 +18,9 @@ use crate::log::segment::{OpRef, Segment, Segments};
 use crate::op::{Class, GrantValue, KeyspaceValue, Kind, check_keyspace_name};
 use crate::options::{ReadMode, Tokens};
 use crate::sync::Arc;
-use crate::types::Location;
+use crate::types::{KeyspaceId, Location, Lsn};
 use crossbeam_epoch::Guard;
+use std::collections::BTreeMap;
 
 /// The state so far.
 pub(crate) struct Replay {
@@ -31,6 +32,8 @@ pub(crate) struct Replay {
     /// Leases that nobody has released, as far as the log goes.
     pub recorded: Recorded,
     counter: u64,
+    /// The op that last closed or opened each keyspace.
+    closings: BTreeMap<KeyspaceId, Lsn>,
     forms: Vec<(Arc<Segment>, u32)>,
 }
 
@@ -45,6 +48,7 @@ impl Replay {
             keyspaces: Vec::new(),
             recorded: Recorded::new(block.incarnation),
             counter: 0,
+            closings: BTreeMap::new(),
             forms: Vec::new(),
         }
     }
@@ -118,7 +122,7 @@ impl Replay {
                 let floor = Floor { token: op.head.token, exclusive: value == [1] };
                 keyspace.raise_floor(floor, op.lsn);
                 keyspace.publish_floor(floor);
-                keyspace.set_closed(false);
+                self.close(op, &keyspace, false);
             }
             // Leases end with the incarnation that granted them.
             Kind::Release => self.recorded.release(keyspace.id, op.key(), op.head.token),
@@ -130,18 +134,30 @@ impl Replay {
     fn keyspace(&mut self, op: &OpRef<'_>, value: KeyspaceValue) -> Result<(), Wrong> {
         let name = std::str::from_utf8(op.key()).ok().filter(|name| check_keyspace_name(name).is_ok());
         let name = name.ok_or(Wrong::What("a keyspace with an impossible name"))?;
-        match self.keyspaces.iter().find(|keyspace| keyspace.id == op.head.keyspace) {
+        let known = self.keyspaces.iter().find(|keyspace| keyspace.id == op.head.keyspace).cloned();
+        match known {
             Some(known) if known.name == name && known.options == value.options => {
-                known.set_closed(value.closed)
+                self.close(op, &known, value.closed);
             }
             Some(_) => return Err(Wrong::What("a keyspace created twice, with other options")),
             None => {
                 let state =
                     KeyspaceState::new(op.head.keyspace, name.to_owned(), value.options, value.closed);
+                self.closings.insert(op.head.keyspace, op.lsn);
                 self.keyspaces.push(Arc::new(state));
             }
         }
         Ok(())
+    }
+
+    /// The newest op says whether a keyspace is closed, wherever it lies: a floor from before a restore, carried
+    /// on behind it, opens nothing.
+    fn close(&mut self, op: &OpRef<'_>, keyspace: &KeyspaceState, closed: bool) {
+        let newest = self.closings.entry(keyspace.id).or_insert(op.lsn);
+        if op.lsn >= *newest {
+            *newest = op.lsn;
+            keyspace.set_closed(closed);
+        }
     }
 
     /// A version of a key: found under the key, and where it changed its fence, under that too.

@@ -10,7 +10,7 @@ use super::list::List;
 use super::segment::Segments;
 use crate::entropy::Entropy;
 use crate::error::{Error, Result};
-use crate::format::header::Listed;
+use crate::format::header::{Listed, StoreBlock};
 use crate::format::name;
 use crate::options::{MAX_SEGMENT_BYTES, Options};
 use crate::storage::{Access, File, Storage};
@@ -54,6 +54,9 @@ pub(crate) struct Pool {
     storage: Arc<dyn Storage>,
     /// Held across the making of a segment.
     list: Mutex<List>,
+    /// Held while segments are struck out of the list and their pins retired, and by a checkpoint from
+    /// before its cut until it holds every segment that it takes. Taken before every other lock.
+    pub retiring: Mutex<()>,
     ready: Mutex<Vec<Spare>>,
     fixed_bytes: Option<u32>,
     entropy: Entropy,
@@ -67,6 +70,7 @@ impl Pool {
         Pool {
             storage,
             list: Mutex::new(list),
+            retiring: Mutex::new(()),
             ready: Mutex::new(ready),
             fixed_bytes: options.segment_bytes,
             entropy: options.entropy.clone(),
@@ -188,6 +192,21 @@ impl Pool {
         })?;
         self.disk_bytes.store(listed_bytes(&list), Ordering::Relaxed);
         Ok(())
+    }
+
+    /// What the list says now.
+    pub fn block(&self) -> StoreBlock {
+        self.list.lock().block().clone()
+    }
+
+    /// The directory.
+    pub fn storage(&self) -> &dyn Storage {
+        &*self.storage
+    }
+
+    /// Gives a store in the making its name: from here on it opens.
+    pub fn publish(&self) -> io::Result<()> {
+        self.list.lock().publish()
     }
 
     /// Whether the list on disk is known.
