@@ -1,90 +1,25 @@
 //! Copies of a store that runs, and stores made of them: at one lsn, sharing nothing that is written, and
 //! repeating nothing that the original did, wherever the power goes.
 
+mod copies;
 mod store;
 
+use copies::{CRASHES, begin, check_made, contents, files, jobs, live, more, open_new, read_only, rows};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use store::{Sim, op, secs, text, token};
+use store::{Sim, text, token};
 use tidewall::storage::{CallKind, Crash, Fault, SimDisk};
-use tidewall::{
-    Db, Error, Keyspace, KeyspaceOptions, LastOp, Options, OwnerId, Restore, Restored, Scope, Token, Tokens,
-    Ttl,
-};
+use tidewall::{Db, Error, KeyspaceOptions, Options, Restore, Restored, Token, Tokens};
 
 const COPY: &str = "copy";
 const NEW: &str = "new";
 
-fn jobs(db: &Db) -> Keyspace {
-    db.keyspace("jobs", KeyspaceOptions::new().scope(Scope::Prefix(b'/'))).expect("jobs")
-}
-
-fn rows(db: &Db) -> Keyspace {
-    db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).expect("rows")
-}
-
-/// Every key with its value, of every keyspace.
-fn contents(db: &Db) -> BTreeMap<(String, Vec<u8>), Vec<u8>> {
-    let mut all = BTreeMap::new();
-    for (name, options) in db.keyspaces() {
-        for item in db.keyspace(&name, options).unwrap().iter() {
-            let (key, value) = item.unwrap();
-            all.insert((name.clone(), key), value.to_vec());
-        }
-    }
-    all
-}
-
-/// The files of one directory.
-fn files(disk: &SimDisk) -> BTreeMap<String, Vec<u8>> {
-    let names = disk.file_names().into_iter().filter(|name| name != "LOCK");
-    names.map(|name| (name.clone(), disk.read_file(&name).unwrap())).collect()
-}
-
-fn read_only(disk: &SimDisk) -> tidewall::Result<Db> {
-    Options::new().storage(disk.clone()).read_only().open("sim")
-}
-
-/// Opens what a restore made, with a seed of its own.
-fn open_new(disk: &SimDisk, seed: u64) -> tidewall::Result<Db> {
-    let options = Options::new().storage(disk.clone()).must_exist().without_threads();
-    options.deterministic(seed).segment_bytes(16 << 10).lease_grace(secs(60)).open("new")
-}
-
 fn restore(disk: &SimDisk, seed: u64) -> tidewall::Result<Restored> {
     Restore::new().deterministic(seed).run_on(disk.dir(COPY), disk.dir(NEW))
-}
-
-/// A few segments' worth of a life: tokens up to 3 in jobs, external ones up to 500.
-fn live(db: &Db) -> Token {
-    let (jobs, rows) = (jobs(db), rows(db));
-    let first = jobs.lease(b"1/").owner(OwnerId::new(7)).ttl(secs(60)).acquire().unwrap();
-    for n in 0..30u8 {
-        jobs.put(first.token(), &[b'1', b'/', n], &[n; 900]).unwrap();
-        rows.put(token(500), &[n], &[n; 300]).unwrap();
-    }
-    jobs.put_op(first.token(), op(9), b"1/numbered", b"x").unwrap();
-    jobs.delete(first.token(), b"1/\x03").unwrap();
-    rows.raise_all(token(400)).unwrap();
-    std::mem::forget(first);
-    let second = jobs.lease(b"2/").ttl(Ttl::INFINITE).acquire().unwrap();
-    let token = second.token();
-    jobs.put(token, b"2/a", b"two").unwrap();
-    std::mem::forget(second);
-    token
-}
-
-/// The store goes on: another segment or two.
-fn more(db: &Db) {
-    let fence = format!("more-{}/", db.last_lsn());
-    let lease = jobs(db).lease(fence.as_bytes()).ttl(secs(60)).acquire().unwrap();
-    for n in 0..20u8 {
-        jobs(db).put(lease.token(), &[fence.as_bytes(), &[n]].concat(), &[n; 900]).unwrap();
-    }
 }
 
 #[test]
@@ -226,17 +161,6 @@ fn checkpoints_beside_writers_are_consistent() {
     });
 }
 
-fn begin(seed: u64) -> (SimDisk, Db) {
-    let disk = SimDisk::new();
-    let options = Options::new().storage(disk.clone()).deterministic(seed).without_threads();
-    let db = options.segment_bytes(16 << 10).open("sim").unwrap();
-    live(&db);
-    (disk, db)
-}
-
-const CRASHES: [Crash; 5] =
-    [Crash::None, Crash::All, Crash::Subset { percent: 50 }, Crash::Prefix, Crash::Torn { bytes: true }];
-
 /// Whether a directory opens for writing, as a store that was there before.
 fn opens(disk: &SimDisk) -> Option<Db> {
     open_new(disk, 99).ok()
@@ -330,55 +254,6 @@ fn a_full_disk_stops_a_checkpoint_and_nothing_else() {
 
 // Restoring.
 
-/// Everything that must hold of a store made of a copy whose original granted tokens up to `granted`.
-fn check_restored(db: &Db, restored: &Restored, copy_tokens: u64, granted: u64) {
-    let jobs = jobs(db);
-    assert!(restored.counter.get() >= copy_tokens + (1 << 32));
-    for old in 1..=granted {
-        for key in [&b"1/x"[..], b"2/x", b"never/x"] {
-            match jobs.put(token(old), key, b"late") {
-                Err(Error::Fenced { mark, last_op, .. }) => {
-                    assert_eq!((mark, last_op), (restored.counter, LastOp::Unknown));
-                }
-                other => panic!("token {old} on {key:?}: {other:?}"),
-            }
-            assert_err!(jobs.raise(token(old), key), Error::Fenced { .. });
-        }
-        assert_err!(jobs.raise_all(token(old)), Error::Fenced { .. });
-        assert_err!(jobs.put_op(token(old), op(9), b"1/numbered", b"x"), Error::Fenced { .. });
-    }
-    // What stands at the counter itself was perhaps granted; what is above it, never.
-    let counter = token(restored.counter.get());
-    assert_err!(jobs.put(counter, b"1/x", b"late"), Error::Fenced { .. });
-    assert_err!(jobs.put(token(counter.get() + 1), b"1/x", b"early"), Error::UnknownToken { .. });
-    assert!(jobs.holders(b"").is_empty(), "leases are over");
-    let resumed = jobs.lease(b"1/").owner(OwnerId::new(7)).resume(token(1)).try_acquire();
-    match resumed {
-        Ok(lease) => assert!(lease.token() > counter),
-        Err(error) => assert!(!matches!(error, Error::Held { .. }), "{error}"),
-    }
-    let lease = jobs.lease(b"2/").acquire().unwrap();
-    assert!(lease.token() > counter);
-    let lsn = jobs.put(lease.token(), b"2/new", b"new").unwrap();
-    assert!(lsn > restored.lsn && restored.lsn.get() > 1 << 32);
-
-    let rows = rows(db);
-    assert_eq!(restored.closed, ["rows"]);
-    assert_err!(rows.put(token(1000), b"r", b"x"), Error::NeedsFloor { .. });
-    assert_err!(rows.delete(token(500), b"\x01"), Error::NeedsFloor { .. });
-    assert_err!(rows.raise(token(1000), b"r"), Error::NeedsFloor { .. });
-    let external = KeyspaceOptions::new().tokens(Tokens::External);
-    let later = db.keyspace("later", external).unwrap();
-    assert_err!(later.put(token(1), b"a", b"x"), Error::NeedsFloor { .. });
-    later.raise_all(token(3)).unwrap();
-    assert_err!(later.put(token(2), b"a", b"x"), Error::Fenced { .. });
-    later.put(token(3), b"a", b"x").unwrap();
-    assert_err!(rows.raise_all(token(399)), Error::Fenced { .. });
-    rows.raise_all(token(600)).unwrap();
-    assert_err!(rows.put(token(599), b"\x01", b"x"), Error::Fenced { .. });
-    rows.put(token(600), b"\x01", b"x").unwrap();
-}
-
 #[test]
 fn nothing_that_the_original_did_can_happen_again() {
     let sim = Sim::new();
@@ -397,7 +272,7 @@ fn nothing_that_the_original_did_can_happen_again() {
     assert_eq!(new.last_lsn(), restored.lsn);
     assert!(new.report().warnings.is_empty());
     assert_eq!(contents(&new), then);
-    check_restored(&new, &restored, 2, 22);
+    check_made(&new, &restored, 2, 22);
     // And after another reopening, with the grace of the incarnation before.
     let now = contents(&new);
     new.close().unwrap();
@@ -464,7 +339,7 @@ fn a_plain_directory_is_restored_as_well() {
         assert_eq!(files(&disk), before, "the source stays");
         let new = open_new(&disk.dir(NEW), 6).unwrap();
         assert_eq!(contents(&new), then);
-        check_restored(&new, &restored, 2, 2);
+        check_made(&new, &restored, 2, 2);
         new.close().unwrap();
         assert_eq!(files(&disk), before, "and so it does when the new store goes on");
         // And the other way round: the source goes on, and the new store does not change.
@@ -499,7 +374,7 @@ fn the_power_goes_at_every_call_of_a_restore() {
                 match opens(&after.dir(NEW)) {
                     Some(new) => {
                         assert_eq!(contents(&new), then, "{name}, call {call}, {crash:?}");
-                        check_restored(&new, &restored, 2, 2);
+                        check_made(&new, &restored, 2, 2);
                         opened += 1;
                     }
                     None => {
@@ -510,7 +385,7 @@ fn the_power_goes_at_every_call_of_a_restore() {
                 // Whatever was left there is in nobody's way once it is removed.
                 let third = after.dir("third");
                 let restored = Restore::new().deterministic(6).run_on(source(&after), third.clone()).unwrap();
-                check_restored(&open_new(&third, 7).unwrap(), &restored, 2, 2);
+                check_made(&open_new(&third, 7).unwrap(), &restored, 2, 2);
             }
         }
         assert!(opened >= 5 && nothing > 100, "{name}: {opened} opened, {nothing} did not");
@@ -699,7 +574,7 @@ fn on_a_real_disk() {
     assert!(restored.linked > 0, "{restored:?}");
     let db = Db::open(&new).unwrap();
     assert_eq!(contents(&db), then);
-    check_restored(&db, &restored, 2, 3);
+    check_made(&db, &restored, 2, 3);
     db.close().unwrap();
     assert_eq!(hashes(&copy), before);
     assert_eq!(text(jobs(&Db::open(&new).unwrap()).get(b"2/a").unwrap()).as_deref(), Some("two"));
@@ -723,7 +598,7 @@ fn copies_that_may_not_be_written_are_copied() {
     }
     let restored = tidewall::restore(&copy, &new).unwrap();
     assert_eq!(contents(&Db::open(&new).unwrap()), then);
-    check_restored(&Db::open(&new).unwrap(), &restored, 2, 2);
+    check_made(&Db::open(&new).unwrap(), &restored, 2, 2);
     // Damage is found before anything opens.
     let damaged = scratch.path().join("damaged");
     std::fs::create_dir(&damaged).unwrap();

@@ -4,7 +4,7 @@
 //! before leaves nothing that opens, and an error leaves nothing at all. Promises L2 and F2 across copies:
 //! what comes of one has another id, and grants and admits nothing that the original may have seen.
 //!
-//! Read next: `checkpoint.rs`, then `restore.rs`.
+//! Read next: `checkpoint.rs`, then `restore.rs` and `salvage.rs`.
 
 use crate::append::{frame_bytes, room};
 use crate::db::assemble;
@@ -25,9 +25,11 @@ use std::path::Path;
 
 mod checkpoint;
 mod restore;
+mod salvage;
 
 pub use checkpoint::Checkpoint;
 pub use restore::{Restore, Restored, restore};
+pub use salvage::{Salvage, Salvaged, salvage};
 
 /// How far what comes of a copy is ahead of it, unless told otherwise.
 const BUMP: u64 = 1 << 32;

@@ -67,7 +67,7 @@ pub struct Restored {
 ///
 /// # Errors
 /// [`Error::InvalidArgument`]: `dir` is not empty. [`Error::Locked`]: the original is open; make a checkpoint
-/// of it. [`Error::Corrupt`]: the copy is damaged; take another.
+/// of it. [`Error::Corrupt`]: the copy is damaged; take another, or [`salvage`](crate::salvage) it.
 /// [`Error::UpgradeRequired`]. [`Error::TokensExhausted`]: the bump leaves no tokens; take a smaller one.
 /// [`Error::NoSpace`], [`Error::Io`]. In each case what was written is removed.
 pub fn restore(checkpoint: impl AsRef<Path>, dir: impl AsRef<Path>) -> Result<Restored> {

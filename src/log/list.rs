@@ -151,7 +151,7 @@ impl List {
 
 /// The second copy lies at the capacity, a power of two, of the first; found without believing the
 /// length of the file, which may have been cut.
-fn second_copy(bytes: &[u8]) -> Result<Option<(usize, StoreBlock)>> {
+pub(crate) fn second_copy(bytes: &[u8]) -> Result<Option<(usize, StoreBlock)>> {
     let mut capacity = STORE_COPY_BYTES;
     while capacity < bytes.len() {
         if let Some(block) = StoreBlock::decode(&bytes[capacity..])? {
