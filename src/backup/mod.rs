@@ -203,3 +203,48 @@ impl Making {
 fn op<'a>(keyspace: KeyspaceId, key: &'a [u8], value: &'a [u8]) -> Op<'a> {
     Op { kind: Kind::Put, keyspace, token: 0, key, value, links: Links::default() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::db::Db;
+    use crate::keyspace::Keyspace;
+    use crate::options::KeyspaceOptions;
+    use crate::storage::SimDisk;
+    use crate::types::{Location, SegmentId};
+
+    fn open(disk: &SimDisk, seed: u64) -> Db {
+        let options = Options::new().storage(disk.clone()).without_threads();
+        options.deterministic(seed).segment_bytes(16 << 10).open("sim").unwrap()
+    }
+
+    fn rows(db: &Db) -> Keyspace {
+        db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap()
+    }
+
+    /// A floor from before a restore that lies behind it, as compaction moves ops, opens nothing.
+    #[test]
+    fn an_older_floor_carried_on_opens_no_closed_keyspace() {
+        let disk = SimDisk::new();
+        let db = open(&disk, 1);
+        rows(&db).raise_all(Token::new(5).unwrap()).unwrap();
+        let lsn = db.last_lsn();
+        db.close().unwrap();
+        Restore::new().deterministic(2).run_on(disk.clone(), disk.dir("new")).unwrap();
+        for (seed, moved, opens) in [(3, Some(lsn), false), (5, None, true)] {
+            let db = open(&disk.dir("new"), seed);
+            let place = Location { segment: SegmentId(1), offset: 5000 };
+            let links = Links { moved: moved.map(|lsn| (lsn, place)), ..Links::default() };
+            let id = rows(&db).state.id;
+            let floor = Op { kind: Kind::Floor, token: 5, links, ..op(id, b"", &[0]) };
+            let engine = &db.shared.engine;
+            let room = room(frame_bytes(1, 1), 1);
+            engine.with_room(room, Need::Privileged, |tail| engine.append_op(tail, &floor)).unwrap();
+            engine.commit_now().unwrap();
+            db.close().unwrap();
+            let db = open(&disk.dir("new"), seed + 1);
+            let put = rows(&db).put(Token::new(9).unwrap(), b"a", b"x");
+            assert_eq!(put.is_ok(), opens, "{put:?}");
+        }
+    }
+}

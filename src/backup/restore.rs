@@ -2,7 +2,6 @@
 
 use super::{BUMP, Making, Output, progress};
 use crate::db::{check_exists, take_lock};
-use crate::entropy::Entropy;
 use crate::error::{Error, Result};
 use crate::format::header::{Listed, SegmentHeader, StoreBlock};
 use crate::format::salt::Salt;
@@ -117,7 +116,7 @@ impl Restore {
     /// As [`Options::deterministic`], for simulations.
     #[cfg(any(test, feature = "sim", fuzzing))]
     pub fn deterministic(mut self, seed: u64) -> Self {
-        self.options.entropy = Entropy::seeded(seed);
+        self.options = self.options.deterministic(seed);
         self
     }
 

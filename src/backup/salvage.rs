@@ -7,7 +7,6 @@
 use super::{BUMP, Making, Output, op, progress};
 use crate::db::take_lock;
 use crate::engine::{KeyspaceState, state_of};
-use crate::entropy::Entropy;
 use crate::error::{Error, Result};
 use crate::fence::{FenceState, Floor};
 use crate::format::header::StoreBlock;
@@ -136,7 +135,7 @@ impl Salvage {
     /// As [`Options::deterministic`], for simulations.
     #[cfg(any(test, feature = "sim", fuzzing))]
     pub fn deterministic(mut self, seed: u64) -> Self {
-        self.options.entropy = Entropy::seeded(seed);
+        self.options = self.options.deterministic(seed);
         self
     }
 

@@ -291,3 +291,102 @@ fn check_link(
     }
     None
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::append::{frame_bytes, room};
+    use crate::db::Db;
+    use crate::log::pool::Need;
+    use crate::op::{Links, Op};
+    use crate::options::KeyspaceOptions;
+    use crate::storage::SimDisk;
+
+    /// A store with the keyspace 1, and what `write` appends to it that no verb would.
+    fn found(write: impl FnOnce(&dyn Fn(Op<'_>) -> Location)) -> (Vec<FaultKind>, bool) {
+        let disk = SimDisk::new();
+        let options = Options::new().storage(disk.clone()).without_threads();
+        let db = options.deterministic(1).segment_bytes(16 << 10).open("sim").unwrap();
+        db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap();
+        let engine = &db.shared.engine;
+        write(&|op| {
+            let room = room(frame_bytes(1, 100), 1);
+            engine.with_room(room, Need::Privileged, |tail| engine.append_op(tail, &op)).unwrap().1
+        });
+        engine.commit_now().unwrap();
+        let disk = disk.kill();
+        let report = Verify::new().run_on(disk.clone()).unwrap();
+        let kinds = report.faults.iter().map(|fault| fault.kind).collect();
+        let opens: Result<Db> = Options::new().storage(disk).without_threads().deterministic(2).open("sim");
+        (kinds, opens.is_ok())
+    }
+
+    fn op<'a>(kind: Kind, token: u64, key: &'a [u8], fence: Option<Option<Location>>) -> Op<'a> {
+        let links = Links { fence, ..Links::default() };
+        Op { kind, keyspace: KeyspaceId(1), token, key, value: b"", links }
+    }
+
+    fn alone(op: Op<'_>) -> (Vec<FaultKind>, bool) {
+        found(|append| {
+            append(op);
+        })
+    }
+
+    #[test]
+    fn a_mark_that_falls_is_found() {
+        let falls = |token| {
+            found(|append| {
+                let first = append(op(Kind::Mark, 9, b"a", Some(None)));
+                append(op(Kind::Mark, token, b"a", Some(Some(first))));
+            })
+        };
+        assert_eq!(falls(9), (vec![], true));
+        assert_eq!(falls(8), (vec![FaultKind::Mark], false));
+        let version = |token| {
+            found(|append| {
+                let first = append(op(Kind::Put, 9, b"a", None));
+                let links = Links { previous: Some(first), ..Links::default() };
+                append(Op { links, ..op(Kind::Delete, token, b"a", None) });
+            })
+        };
+        assert_eq!(version(9), (vec![], true));
+        assert_eq!(version(8), (vec![FaultKind::Mark], false));
+        let floors = |token| {
+            found(|append| {
+                append(Op { value: &[0], ..op(Kind::Floor, 9, b"", None) });
+                append(Op { value: &[0], ..op(Kind::Floor, token, b"", None) });
+            })
+        };
+        assert_eq!(floors(9).0, []);
+        assert_eq!(floors(8).0, [FaultKind::Mark]);
+    }
+
+    #[test]
+    fn a_link_that_leads_astray_is_found() {
+        let astray = |key: &[u8], by: u32| {
+            found(|append| {
+                let first = append(op(Kind::Mark, 9, b"a", Some(None)));
+                let link = Location { offset: first.offset + by, ..first };
+                append(op(Kind::Mark, 9, key, Some(Some(link))));
+            })
+        };
+        assert_eq!(astray(b"a", 0), (vec![], true));
+        assert_eq!(astray(b"b", 0), (vec![FaultKind::Link], false));
+        assert_eq!(astray(b"a", 1), (vec![FaultKind::Link], false));
+        assert_eq!(alone(op(Kind::Mark, 9, b"a", None)), (vec![FaultKind::Link], false));
+    }
+
+    #[test]
+    fn ops_that_mean_nothing_are_found() {
+        let grant = op(Kind::Grant, 9, b"a", Some(None));
+        assert_eq!(alone(grant), (vec![FaultKind::Op], false));
+        let stray = Op { keyspace: KeyspaceId(7), ..op(Kind::Put, 9, b"a", None) };
+        assert_eq!(alone(stray), (vec![FaultKind::Op], false));
+        let options = KeyspaceOptions::new();
+        let value = KeyspaceValue { options, closed: false }.encode();
+        let twice = Op { value: &value, ..op(Kind::Keyspace, 0, b"rows", None) };
+        assert_eq!(alone(twice), (vec![FaultKind::Op], false));
+        let nameless = Op { key: b"", ..twice };
+        assert_eq!(alone(nameless), (vec![FaultKind::Op], false));
+    }
+}
