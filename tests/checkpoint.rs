@@ -539,6 +539,57 @@ fn a_store_that_has_not_granted_what_was_seen_is_refused() {
     );
 }
 
+/// A plain copy has the identity of its original, and nothing tells the two apart while each goes on in its own
+/// directory. What is noticed: files of the one among those of the other, and a token that it has not granted.
+#[test]
+fn a_plain_copy_that_went_its_own_way_is_noticed_where_it_can_be() {
+    let sim = Sim::new();
+    let db = sim.open();
+    live(&db);
+    db.close().unwrap();
+    let copy = Sim::on(sim.disk.kill());
+    let go_on = |sim: &Sim, seed: u64, times: u32| {
+        let db = sim.options().deterministic(seed).open("sim").unwrap();
+        (0..times).for_each(|_| more(&db));
+        let token = jobs(&db).lease(b"9/").acquire().unwrap().token();
+        db.close().unwrap();
+        token
+    };
+    let (one, two) = (go_on(&sim, 100, 4), go_on(&copy, 200, 2));
+    assert!(two < one);
+    let refused = copy.options().token_floor(one).deterministic(300).open("sim");
+    assert_err!(refused, Error::OlderCopy { .. });
+    let mut mixed = 0;
+    for (name, bytes) in files(&copy.disk) {
+        let disk = sim.disk.kill();
+        if disk.read_file(&name).as_ref() == Some(&bytes) {
+            continue;
+        }
+        disk.write_file(&name, &bytes);
+        assert_err!(Sim::on(disk).options().deterministic(400).open("sim"), Error::Corrupt { .. });
+        mixed += 1;
+    }
+    assert!(mixed >= 3, "{mixed}");
+}
+
+/// Two checkpoints into one directory: one of them is whole, and the other takes nothing of it away.
+#[test]
+fn of_two_checkpoints_into_one_directory_one_is_whole() {
+    for round in 0..20 {
+        let (disk, db) = begin(round);
+        let made: Vec<bool> = thread::scope(|scope| {
+            let both = [0, 1].map(|_| scope.spawn(|| db.checkpoint_into(disk.dir(COPY)).is_ok()));
+            both.into_iter().map(|made| made.join().unwrap()).collect()
+        });
+        assert!(made.iter().filter(|&&made| made).count() <= 1, "{made:?}");
+        if made.contains(&true) {
+            assert_eq!(contents(&read_only(&disk.dir(COPY)).unwrap()), contents(&db));
+        } else {
+            assert_err!(read_only(&disk.dir(COPY)), Error::Io { .. } | Error::Corrupt { .. });
+        }
+    }
+}
+
 // On a real disk.
 
 fn hashes(dir: &Path) -> BTreeMap<String, Vec<u8>> {

@@ -9,7 +9,6 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::header::{Listed, SegmentHeader, StoreBlock};
 use crate::format::{HEADER_BYTES, name};
-use crate::log::list::List;
 use crate::log::segment::{Body, Pinned, Segment, Segments};
 use crate::storage::Storage;
 use crate::sync::Arc;
@@ -34,8 +33,8 @@ pub struct Checkpoint {
 impl Db {
     /// Makes a copy of the store in `dir`, which must be empty or missing, as of one lsn, while writes go on.
     ///
-    /// On a file system with hard links, and within it, this takes milliseconds and no space but that of a
-    /// segment sealed early; else the segments are copied. The copy stays as it is when the store goes on. It
+    /// On one file system with hard links this costs a few syncs, a link for each segment, and no space: the
+    /// copy's files are the store's sealed segments. Else the segments are copied. The copy stays as it is when the store goes on. It
     /// opens read-only, with [`Options::read_only`](crate::Options::read_only); [`restore`](crate::restore)
     /// makes a store of it. What is in it may be copied elsewhere with any tool that reads files.
     ///
@@ -92,7 +91,7 @@ impl Engine {
         for (listed, held) in &cut.held {
             let file_name = name::segment(listed.segment);
             // Whatever stands against a link, a copy does as well.
-            if self.pool.storage().link(&file_name, &*out.storage).is_ok() {
+            if out.link(self.pool.storage(), &file_name) {
                 made.linked += 1;
                 continue;
             }
@@ -100,9 +99,7 @@ impl Engine {
             made.copied += 1;
             made.copied_bytes += listed.bytes as u64;
         }
-        out.storage.sync_dir().map_err(|e| out.failed(0, e))?;
-        // Last: from here on it opens.
-        List::create(out.storage.clone(), cut.block).map_err(|e| out.failed(0, e))?;
+        out.name_checkpoint(cut.block)?;
         out.keep();
         Ok(made)
     }

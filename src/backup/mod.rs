@@ -7,18 +7,19 @@
 //! Read next: `checkpoint.rs`, then `restore.rs` and `salvage.rs`.
 
 use crate::append::{frame_bytes, room};
-use crate::db::assemble;
+use crate::db::{assemble, take_lock};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::fence::Floor;
-use crate::format::header::End;
+use crate::format::header::{End, StoreBlock};
 use crate::format::name;
+use crate::log::list::List;
 use crate::log::pool::Need;
 use crate::op::{KeyspaceValue, Kind, Links, Op};
 use crate::options::{Options, Progress, Tokens};
 use crate::recover::Recovered;
 use crate::storage::{Access, Disk, File, Storage};
-use crate::sync::Arc;
+use crate::sync::{Arc, Mutex};
 use crate::types::{KeyspaceId, Lsn, Mark, Token};
 use std::io;
 use std::path::Path;
@@ -39,6 +40,9 @@ struct Output {
     storage: Arc<dyn Storage>,
     /// Where this call made the directory itself.
     made: Option<Disk>,
+    /// Files that were made here, as long as the directory is not locked: another call may be filling it too.
+    files: Mutex<Vec<String>>,
+    lock: Option<Box<dyn Send + Sync>>,
     kept: bool,
 }
 
@@ -50,7 +54,7 @@ impl Output {
             _ => Error::io(format!("creating the directory {}", path.display()), e),
         })?;
         let made = made.then(|| disk.clone());
-        Ok(Output { storage: Arc::new(disk), made, kept: false })
+        Ok(Self::new(Arc::new(disk), made))
     }
 
     /// Another kind of directory, which must be empty.
@@ -60,7 +64,33 @@ impl Output {
         if names.iter().any(|file_name| file_name != name::LOCK) {
             return Err(not_empty(&dir));
         }
-        Ok(Output { storage, made: None, kept: false })
+        Ok(Self::new(storage, None))
+    }
+
+    fn new(storage: Arc<dyn Storage>, made: Option<Disk>) -> Self {
+        Output { storage, made, files: Mutex::default(), lock: None, kept: false }
+    }
+
+    /// Keeps everybody else out. From here on every file of a store in it is one of this call.
+    fn lock(&mut self) -> Result<()> {
+        self.lock = take_lock(&*self.storage, &Options::new())?;
+        Ok(())
+    }
+
+    /// Gives a file a second name here, and says whether that could be done.
+    fn link(&self, from: &dyn Storage, file_name: &str) -> bool {
+        let linked = from.link(file_name, &*self.storage).is_ok();
+        if linked {
+            self.files.lock().push(file_name.to_owned());
+        }
+        linked
+    }
+
+    /// Makes what is here a checkpoint: the last step.
+    fn name_checkpoint(&self, block: StoreBlock) -> Result<()> {
+        self.storage.sync_dir().map_err(|e| self.failed(0, e))?;
+        self.files.lock().extend([name::STORE_NEW, name::STORE].map(str::to_owned));
+        List::create(self.storage.clone(), block).map_err(|e| self.failed(0, e)).map(drop)
     }
 
     fn keep(mut self) {
@@ -81,6 +111,7 @@ impl Output {
         let from = |e| Error::io(format!("reading {file_name}"), e);
         let into = |e| self.failed(len, e);
         let copy = self.storage.open(file_name, Access::Create).map_err(into)?;
+        self.files.lock().push(file_name.to_owned());
         let mut chunk = vec![0; (1 << 20).min(len as usize)];
         let mut at = 0;
         while at < len {
@@ -99,12 +130,14 @@ impl Drop for Output {
             return;
         }
         // What cannot be removed does not open either.
-        for file_name in self.storage.list().unwrap_or_default() {
-            let ours = name::parse_segment(&file_name).is_some()
-                || [name::STORE, name::STORE_NEW, name::STORE_PART].contains(&&*file_name);
-            if ours {
-                let _ = self.storage.remove(&file_name);
-            }
+        let mut files = std::mem::take(&mut *self.files.lock());
+        if self.lock.is_some() {
+            files = self.storage.list().unwrap_or_default();
+            let lists = [name::STORE, name::STORE_NEW, name::STORE_PART];
+            files.retain(|file| name::parse_segment(file).is_some() || lists.contains(&&**file));
+        }
+        for file_name in files {
+            let _ = self.storage.remove(&file_name);
         }
         if let Some(made) = &self.made {
             let _ = made.remove(name::LOCK);
@@ -162,7 +195,7 @@ impl Making {
         self.engine.with_room(room, Need::Privileged, |tail| self.engine.append_op(tail, op)).map(drop)
     }
 
-    /// Shuts out every token that the original may have seen: those of this store by a floor that is above
+    /// Upholds F2 and L2: shuts out every token that the original may have seen: those of this store by a floor that is above
     /// them all; those from elsewhere by closing the keyspace. Answers what was closed.
     fn shut(&self) -> Result<Vec<String>> {
         let mut closed = Vec::new();

@@ -141,13 +141,13 @@ impl Restore {
         self.make(Arc::new(from), Output::over(Arc::new(into))?)
     }
 
-    fn make(mut self, from: Arc<dyn Storage>, out: Output) -> Result<Restored> {
+    fn make(mut self, from: Arc<dyn Storage>, mut out: Output) -> Result<Restored> {
         if self.bump == 0 {
             return Err(Error::invalid("a bump of 0 would grant tokens again"));
         }
         let seen = self.options.token_floor.take().map_or(0, Token::get);
         let _original = take_lock(&*from, &Options::new().read_only())?;
-        let _new = take_lock(&*out.storage, &Options::new())?;
+        out.lock()?;
         let Some((list, _)) = List::load(from.clone(), Access::Read)? else {
             return Err(Error::corrupt(name::STORE, 0, "it is missing"));
         };
@@ -213,7 +213,7 @@ fn sealed_behind(block: &StoreBlock, listed: &Listed, file: &dyn File) -> io::Re
 
 /// Gives a sealed segment a second name, if that is possible.
 fn link(from: &dyn Storage, file_name: &str, out: &Output) -> Result<bool> {
-    if from.link(file_name, &*out.storage).is_err() {
+    if !out.link(from, file_name) {
         return Ok(false);
     }
     let failed = |e| out.failed(0, e);

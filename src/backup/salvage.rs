@@ -158,13 +158,13 @@ impl Salvage {
         self.make(&from, Output::over(Arc::new(into))?)
     }
 
-    fn make(mut self, from: &dyn Storage, out: Output) -> Result<Salvaged> {
+    fn make(mut self, from: &dyn Storage, mut out: Output) -> Result<Salvaged> {
         if self.bump == 0 {
             return Err(Error::invalid("a bump of 0 would grant tokens again"));
         }
         let seen = self.options.token_floor.take().map_or(0, Token::get);
         let _old = take_lock(from, &Options::new().read_only())?;
-        let _new = take_lock(&*out.storage, &Options::new())?;
+        out.lock()?;
         let mut found = self.find(from)?;
         let block = self.block(&found)?;
         let list = List::create_part(out.storage.clone(), block).map_err(|e| out.failed(0, e))?;
