@@ -3,8 +3,8 @@
 //! One job: hold the state that the verbs (`commit`, `recover`, `grant`) work on, and answer "what is
 //! the newest version of this name at or below that lsn?".
 //!
-//! Lock order: commit lock → list of the pool → tail lock → a waiter → spares, lease table,
-//! queues, watches, key sets, snapshots.
+//! Lock order: what retires segments (`Pool::retiring`) → commit lock → list of the pool → tail lock → a
+//! waiter → spares, lease table, queues, watches, key sets, snapshots.
 //! The tail lock is never held across a write or a sync. Readers take none of them.
 //!
 //! Read next: `commit.rs`.

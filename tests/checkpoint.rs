@@ -103,11 +103,12 @@ fn where_no_link_can_be_made_segments_are_copied() {
     assert_eq!((mixed.copied, mixed.linked), (1, made.copied - 1));
 }
 
-/// Writers never stop; each of their batches is there whole, and everything up to the lsn is.
+/// Writers never stop; each of their batches is there whole, and everything up to the lsn is. Segments are sealed
+/// all the time, also between the cut and its writing.
 #[test]
 fn checkpoints_beside_writers_are_consistent() {
     let scratch = tempfile::tempdir().unwrap();
-    let db = Options::new().segment_bytes(64 << 10).open(scratch.path().join("data")).unwrap();
+    let db = Options::new().segment_bytes(16 << 10).open(scratch.path().join("data")).unwrap();
     let rows = rows(&db);
     let stop = AtomicBool::new(false);
     let written = Mutex::new(BTreeMap::new());
@@ -124,7 +125,7 @@ fn checkpoints_beside_writers_are_consistent() {
                             .put(rows, token(1), &[&[writer], &half[..]].concat(), &n.to_le_bytes())
                             .unwrap();
                         batch
-                            .put(rows, token(1), &[&[writer], &half[..], b"pad"].concat(), &[0; 700])
+                            .put(rows, token(1), &[&[writer], &half[..], b"pad"].concat(), &[0; 3000])
                             .unwrap();
                     }
                     let lsn = batch.commit().unwrap();
@@ -133,7 +134,7 @@ fn checkpoints_beside_writers_are_consistent() {
             });
         }
         for round in 0..6 {
-            while written.lock().unwrap().len() < 100 * (round + 1) {
+            while written.lock().unwrap().len() < 30 * (round + 1) {
                 thread::yield_now();
             }
             let copy = scratch.path().join(format!("copy-{round}"));

@@ -239,6 +239,45 @@ fn marks_and_last_operations_of_external_keyspaces_are_kept() {
     assert_eq!(marks(&open_new(&sim.disk.dir(NEW), 9).unwrap()), [Some(60), Some(71), Some(40), Some(30)]);
 }
 
+/// Behind a damaged op the others of its frame are found through the key table.
+#[test]
+fn of_a_batch_with_a_damaged_change_the_others_are_kept() {
+    let (disk, db) = begin(1);
+    let mut batch = db.batch();
+    for key in [b"2/one", b"2/two", b"2/six"] {
+        batch.put(&jobs(&db), token(2), key, b"of a batch").unwrap();
+    }
+    batch.commit().unwrap();
+    let mut then = contents(&db);
+    db.close().unwrap();
+    let disk = disk.crash(Crash::None, 0);
+    let name = segments(&disk).pop().unwrap();
+    disk.flip_bit(&name, find(&disk, &name, b"2/one"), 0);
+    let (made, new) = rescue(&disk);
+    assert_eq!(made.faults.len(), 1, "{made:?}");
+    then.remove(&key("jobs", b"2/one"));
+    assert_eq!(contents(&new), then);
+}
+
+/// In the newest segment of a store that was killed, what later frames prove is damage, and what lies behind it
+/// is kept.
+#[test]
+fn damage_in_the_newest_segment_is_told_from_its_end() {
+    let (disk, db) = begin(1);
+    for n in 0..4 {
+        jobs(&db).put(token(2), &[b'2', b'/', n], b"new").unwrap();
+    }
+    let mut then = contents(&db);
+    let disk = disk.crash(Crash::None, 0);
+    let newest = segments(&disk).pop().unwrap();
+    disk.flip_bit(&newest, find(&disk, &newest, b"2/\x01new"), 0);
+    let (made, new) = rescue(&disk);
+    assert_eq!(made.faults.len(), 1, "{made:?}");
+    assert_eq!((made.faults[0].kind, &made.faults[0].file), (FaultKind::Op, &newest));
+    then.remove(&key("jobs", b"2/\x01"));
+    assert_eq!(contents(&new), then);
+}
+
 /// Of a torn tail nothing is kept that an open would not keep.
 #[test]
 fn nothing_behind_a_torn_tail_is_read() {

@@ -10,7 +10,6 @@ use crate::append::{frame_bytes, room};
 use crate::db::{assemble, take_lock};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::fence::Floor;
 use crate::format::header::{End, StoreBlock};
 use crate::format::name;
 use crate::log::list::List;
@@ -203,8 +202,7 @@ impl Making {
             match keyspace.options.tokens {
                 Tokens::Store => {
                     // Exclusive: a token equal to it was perhaps granted too.
-                    let floor = Floor { token: self.counter, exclusive: true };
-                    let op = Op { kind: Kind::Floor, token: floor.token, ..op(keyspace.id, b"", &[1]) };
+                    let op = Op { kind: Kind::Floor, token: self.counter, ..op(keyspace.id, b"", &[1]) };
                     self.write(&op)?;
                 }
                 Tokens::External => {
