@@ -6,7 +6,7 @@
 //!
 //! Read next: `append.rs`, what happens when it may.
 
-use crate::engine::{Engine, FenceView, KeyspaceState, Tail, fenced};
+use crate::engine::{Engine, FenceView, KeyspaceState, Tail, When, fenced};
 use crate::error::{Error, Found, Result};
 use crate::fence::{self, OpOrder, Refusal};
 use crate::op::{Class, Kind};
@@ -147,7 +147,7 @@ impl Engine {
     ) -> Result<(), Refused> {
         views.clear();
         for fence in write.fences {
-            views.push(self.fence(fence.keyspace, fence.name, fence.hash, Lsn::LAST, guard)?);
+            views.push(self.fence(fence.keyspace, fence.name, fence.hash, When::Appended, guard)?);
         }
         for (fence, view) in write.fences.iter().zip(views.iter()) {
             self.check_token(tail, fence, view)?;

@@ -19,10 +19,11 @@ use crate::log::image::{Appender, Image};
 use crate::log::pool::{Need, Spare};
 use crate::log::scan::Table;
 use crate::log::segment::{Body, Segment, Segments};
+use crate::log::usage::Weight;
 use crate::op::{Class, Kind, Links, Op};
 use crate::options::{MAX_SEGMENT_BYTES, Scope};
 use crate::sync::{Arc, Ordering};
-use crate::types::{Location, Lsn, MAX_BATCH_BYTES, SegmentId, Token};
+use crate::types::{Location, Lsn, MAX_BATCH_BYTES, SegmentId};
 use crossbeam_epoch::Guard;
 
 /// The room that a frame needs in a segment: itself, its share of the key table, and the seal.
@@ -48,7 +49,7 @@ const _: () = assert!(
 );
 
 /// A frame being put together behind the last one.
-struct Frame<'t> {
+pub(crate) struct Frame<'t> {
     scratch: &'t mut Vec<u8>,
     table: &'t mut Table,
     salt: Salt,
@@ -59,7 +60,7 @@ struct Frame<'t> {
 }
 
 impl<'t> Frame<'t> {
-    fn begin(active: &'t mut Active, scratch: &'t mut Vec<u8>, lsn: Lsn) -> Self {
+    pub fn begin(active: &'t mut Active, scratch: &'t mut Vec<u8>, lsn: Lsn) -> Self {
         scratch.clear();
         scratch.resize(FRAME_HEADER_BYTES, 0);
         Frame {
@@ -73,17 +74,19 @@ impl<'t> Frame<'t> {
         }
     }
 
-    fn push(&mut self, op: &Op<'_>, value_checksum: Option<u32>) -> Location {
-        let offset = self.offset + self.scratch.len() as u32;
+    pub fn push(&mut self, op: &Op<'_>, value_checksum: Option<u32>) -> (Location, Weight) {
+        let before = self.scratch.len() as u32;
+        let offset = self.offset + before;
         let site = Site { salt: self.salt, segment: self.segment, offset, frame: self.offset, lsn: self.lsn };
         let checksum = op::encode(op, &site, value_checksum, self.scratch);
         self.sum.add(checksum);
-        self.table.push(offset);
-        Location { segment: self.segment, offset }
+        self.table.push(offset, op.kind);
+        let weight = Weight::new(op.kind, op.links.moved.is_some(), self.scratch.len() as u32 - before);
+        (Location { segment: self.segment, offset }, weight)
     }
 
     /// Fills in what is known now; the rest of the header is the committer's.
-    fn finish(self) {
+    pub fn finish(self) {
         let body = (self.scratch.len() - FRAME_HEADER_BYTES) as u32;
         self.scratch[4..8].copy_from_slice(&body.to_le_bytes());
         self.scratch[8..16].copy_from_slice(&self.lsn.get().to_le_bytes());
@@ -115,6 +118,7 @@ impl Engine {
             }
         };
         self.retire_active(tail);
+        tail.usage.begin(spare.listed.segment);
         tail.active = Some(self.activate(spare, image, appender, tail.counter));
         Ok(true)
     }
@@ -125,6 +129,7 @@ impl Engine {
         let Some(active) = tail.active.take() else { return };
         if active.frames == 0 {
             let file = active.segment.file.clone();
+            tail.usage.forget(active.segment.id);
             return self.pool.give_back(Spare { listed: active.listed, file });
         }
         tail.filled.push_back(Filled {
@@ -193,8 +198,8 @@ impl Engine {
                     moved: None,
                 },
             };
-            let at = frame.push(&op, change.value_checksum);
-            work.places.push((at, sets.then_some(before)));
+            let (at, weight) = frame.push(&op, change.value_checksum);
+            work.places.push((at, weight, sets.then_some(before)));
             if sets {
                 *carrier = Some(at);
             }
@@ -214,7 +219,7 @@ impl Engine {
                 _ if change.keyspace.options.scope == Scope::Key => work.views[change.fence].version,
                 _ => self
                     .newest(change.keyspace, Class::Key, change.key, change.hash, guard)?
-                    .map(|op| Version { at: op.at, is_put: op.head.kind == Kind::Put }),
+                    .map(|op| Version::of(&op)),
             });
         }
         Ok(())
@@ -222,18 +227,27 @@ impl Engine {
 
     /// Points the names at what was appended. Readers follow the links back until it is visible.
     fn point_write(&self, tail: &mut Tail, work: &Work, write: &Write<'_>, lsn: Lsn) {
-        for ((change, version), &(at, fence_before)) in
+        for ((change, version), &(at, weight, fence_before)) in
             write.changes.iter().zip(&work.versions).zip(&work.places)
         {
             let fence = &write.fences[change.fence];
             if change.kind != ChangeKind::Raise {
                 point(tail, change.hash, version.map(|version| version.at), at);
+                if let Some(version) = version {
+                    tail.usage.remove(version.at, version.weight);
+                    tail.usage.bury(version.at);
+                }
                 self.note_presence(tail, change, version.is_some_and(|version| version.is_put), lsn);
             }
             if let Some(before) = fence_before {
                 change.keyspace.note_fence();
                 point(tail, fence.hash, before, at);
+                let view = &work.views[change.fence];
+                if let Some(before) = before.filter(|_| before == view.at) {
+                    tail.usage.remove(before, view.weight);
+                }
             }
+            tail.usage.add(at, weight);
             change.keyspace.admitted(fence.token.get());
         }
         self.counters.writes.fetch_add(1, Ordering::Relaxed);
@@ -252,16 +266,20 @@ impl Engine {
         keyspace: &KeyspaceState,
         op: &Op<'_>,
         hash: u64,
-        old: Option<Location>,
+        old: &FenceView,
     ) -> Lsn {
-        let (lsn, at) = self.append_op(tail, op);
+        let (lsn, at, weight) = self.append_op(tail, op);
         keyspace.note_fence();
-        point(tail, hash, old, at);
+        point(tail, hash, old.at, at);
+        tail.usage.add(at, weight);
+        if let Some(at) = old.at {
+            tail.usage.remove(at, old.weight);
+        }
         keyspace.admitted(op.token);
         lsn
     }
 
-    /// Raises the floor of a keyspace. Upholds L5: leases below it are over before the call returns.
+    /// Raises the floor of a keyspace. The leases below it are the caller's to end (L5).
     pub fn append_floor(&self, tail: &mut Tail, keyspace: &Arc<KeyspaceState>, floor: fence::Floor) -> Lsn {
         let op = Op {
             kind: Kind::Floor,
@@ -271,27 +289,24 @@ impl Engine {
             value: &[floor.exclusive as u8],
             links: Links::default(),
         };
-        let (lsn, _) = self.append_op(tail, &op);
+        let (lsn, ..) = self.append_op(tail, &op);
         keyspace.raise_floor(floor, lsn);
         keyspace.admitted(floor.token);
         tail.floors.push((keyspace.clone(), floor));
         self.counters.writes.fetch_add(1, Ordering::Relaxed);
-        if let Ok(token) = Token::new(floor.token) {
-            self.leases.end_below(keyspace.id, token);
-        }
         lsn
     }
 
     /// Appends a frame of one op that the index does not know.
-    pub fn append_op(&self, tail: &mut Tail, op: &Op<'_>) -> (Lsn, Location) {
+    pub fn append_op(&self, tail: &mut Tail, op: &Op<'_>) -> (Lsn, Location, Weight) {
         let lsn = tail.next;
         let Tail { active, scratch, .. } = &mut *tail;
         let active = active.as_mut().expect("reserved before");
         let mut frame = Frame::begin(active, scratch, lsn);
-        let at = frame.push(op, None);
+        let (at, weight) = frame.push(op, None);
         frame.finish();
         self.close_frame(tail);
-        (lsn, at)
+        (lsn, at, weight)
     }
 
     /// Appends the releases that wait, and (when `idle`) at least an empty frame: either carries the
@@ -336,7 +351,7 @@ impl Engine {
     }
 
     /// The frame in `scratch` takes its place in the order.
-    fn close_frame(&self, tail: &mut Tail) {
+    pub fn close_frame(&self, tail: &mut Tail) {
         let active = tail.active.as_mut().expect("a frame was begun in it");
         active.appender.append(&tail.scratch);
         active.frames += 1;

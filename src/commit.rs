@@ -20,7 +20,7 @@ use crate::group_commit::Due;
 use crate::log::guard::Pins;
 use crate::log::image::Image;
 use crate::log::pool::Need;
-use crate::log::scan::frame_end;
+use crate::log::scan::{Table, frame_end};
 use crate::log::segment::{Body, Segment};
 use crate::options::ReadMode;
 use crate::sync::{Arc, MutexGuard, Ordering};
@@ -71,9 +71,7 @@ impl Engine {
                 return Ok(append(&mut tail));
             }
             drop(tail);
-            let provided = self.pool.provide(HEADER_BYTES + room, need);
-            self.check_list();
-            provided?;
+            self.make_room(HEADER_BYTES + room, need)?;
         }
     }
 
@@ -189,7 +187,7 @@ impl Engine {
     ///
     /// # Errors
     /// The store takes no writes, or the disk failed and it is poisoned.
-    pub fn seal_active(&self) -> Result<(Lsn, u32, Option<u32>)> {
+    pub fn seal_short(&self) -> Result<(Lsn, u32, Option<u32>)> {
         let mut committer = self.committer.lock();
         let (lsn, short) = {
             let mut tail = self.tail.lock();
@@ -197,7 +195,7 @@ impl Engine {
             self.retire_active(&mut tail);
             let short = tail.filled.back_mut().map(|filled| {
                 filled.short = true;
-                (filled.segment.id.0, sealed_short_bytes(filled.end, filled.table.bytes()))
+                (filled.segment.id.0, sealed_short_bytes(filled.end, &filled.table))
             });
             (tail.last(), short)
         };
@@ -302,22 +300,27 @@ impl Engine {
         let segment = &filled.segment;
         let end =
             End { segment: segment.id.0, offset: filled.end, checksum: cursor.checksum, lsn: filled.last };
-        let table = filled.table.bytes();
-        let sealed_bytes = table.len() as u32 + SEAL_BYTES as u32;
+        let sealed_bytes = filled.table.len() + SEAL_BYTES as u32;
         let offset = match at {
             SealAt::EndOfFile => filled.listed.bytes - sealed_bytes,
             SealAt::EndOfFrames => filled.end,
         };
-        let bytes = seal_bytes(segment.salt, end, filled.frames, filled.counter, table, offset);
+        let bytes = seal_bytes(segment.salt, end, filled.frames, filled.counter, &filled.table, offset);
         segment.file.write_all_at(&bytes, offset as u64)?;
         segment.file.sync_data()?;
         if at == SealAt::EndOfFrames {
             segment.file.set_len((offset + sealed_bytes) as u64)?;
             segment.file.sync_data()?;
         }
+        let taken = match at {
+            SealAt::EndOfFile => filled.listed.bytes,
+            SealAt::EndOfFrames => offset + sealed_bytes,
+        };
+        self.tail.lock().usage.seal(segment.id, taken);
         committer.before = end;
         self.segments.set(Arc::new(sealed_form(segment, filled.end, self.options.read_mode)?));
         self.images.keep(filled.image.clone());
+        self.compact_bell.ring();
         Ok(())
     }
 }
@@ -373,8 +376,8 @@ fn fill_headers(staging: &mut [u8], from: u32, cursor: &Cursor, durable: Lsn) ->
 }
 
 /// The length of a segment that is cut right behind its frames, its key table and its seal.
-pub(crate) fn sealed_short_bytes(end: u32, table: &[u8]) -> u32 {
-    end + table.len() as u32 + SEAL_BYTES as u32
+pub(crate) fn sealed_short_bytes(end: u32, table: &Table) -> u32 {
+    end + table.len() + SEAL_BYTES as u32
 }
 
 /// The key table and the seal behind it.
@@ -383,18 +386,19 @@ pub(crate) fn seal_bytes(
     end: End,
     frames: u32,
     counter: u64,
-    table: &[u8],
+    table: &Table,
     offset: u32,
 ) -> Vec<u8> {
     let seal = Seal {
         end,
         frames,
-        table_len: table.len() as u32,
-        table_checksum: salt.checksum(offset, &[table]),
+        table_len: table.len(),
+        table_checksum: salt.checksum(offset, &[table.bytes()]),
         counter,
+        keyspaces: table.keyspaces(),
     };
-    let mut bytes = table.to_vec();
-    bytes.extend_from_slice(&seal.encode(salt, offset + table.len() as u32));
+    let mut bytes = table.bytes().to_vec();
+    bytes.extend_from_slice(&seal.encode(salt, offset + table.len()));
     bytes
 }
 

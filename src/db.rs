@@ -5,6 +5,7 @@
 use crate::append::{frame_bytes, room};
 use crate::batch::Batch;
 use crate::commit::{Answer, SealAt, sealed_short_bytes};
+use crate::compact::{Compacted, Compactor};
 use crate::engine::{Committer, Engine, KeyspaceState, PoisonOnPanic, Tail, Work};
 use crate::error::{Error, Result};
 use crate::format::header::StoreBlock;
@@ -40,6 +41,8 @@ use std::{fmt, io, thread};
 
 /// How long after the last commit an idle frame proves that all of them were durable.
 const IDLE: Duration = Duration::from_millis(50);
+/// How often compaction looks whether a reader is gone that it waits for.
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// A fencing key-value store in one directory.
 ///
@@ -191,7 +194,7 @@ impl Db {
         };
         let room = room(frame_bytes(1, name.len() + value.len()), 1);
         let answer = engine.with_room(room, Need::Privileged, |tail| {
-            let (lsn, _) = engine.append_op(tail, &op);
+            let (lsn, ..) = engine.append_op(tail, &op);
             engine.answer(tail, Ok(lsn))
         })?;
         engine.settle(answer)?;
@@ -233,7 +236,7 @@ impl Db {
                 value: b"",
                 links: Links::default(),
             };
-            let (lsn, _) = engine.append_op(tail, &op);
+            let (lsn, ..) = engine.append_op(tail, &op);
             tail.counter = token;
             engine.answer(tail, Ok(lsn))
         })?;
@@ -265,6 +268,7 @@ impl Db {
         let engine = &self.shared.engine;
         Stats {
             disk_bytes: engine.pool.disk_bytes(),
+            live_bytes: engine.tail.lock().usage.live(),
             index_bytes: engine.slots.heap_bytes() as u64,
             keys: engine.keyspaces.read().iter().map(|keyspace| keyspace.keys.len() as u64).sum(),
             leases: engine.leases.len() as u64,
@@ -275,6 +279,32 @@ impl Db {
             snapshots: engine.snapshots.count() as u64,
             ..engine.counters.copy()
         }
+    }
+
+    /// Gives back the space of everything that is not needed any more, and folds marks that nobody needs into
+    /// floors. The store does so by itself while it is written to; this does all of it now, for instance
+    /// before a backup. Writes go on meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]: there is no room to carry what is needed of any segment to; [`Error::Corrupt`]: a
+    /// segment is damaged, and stays as it is. Nothing is lost either way. [`Error::Poisoned`],
+    /// [`Error::ReadOnly`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = tidewall::Db::open(dir.path().join("data"))?;
+    /// # let jobs = db.keyspace("jobs", tidewall::KeyspaceOptions::new())?;
+    /// let lease = jobs.lease(b"job-7").acquire()?;
+    /// for n in 0..100u8 {
+    ///     jobs.put(lease.token(), b"job-7", &[n; 1000])?;
+    /// }
+    /// let compacted = db.compact()?;
+    /// assert!(compacted.bytes > 0);
+    /// assert_eq!(jobs.get(b"job-7")?.map(|value| value.len()), Some(1000));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn compact(&self) -> Result<Compacted> {
+        self.shared.engine.compact_all()
     }
 
     /// Makes everything submitted durable, seals the log, and gives the directory free. Later calls on
@@ -397,6 +427,7 @@ pub(crate) fn assemble(
         progress: Progress::new(durable),
         tail: Mutex::new(Tail {
             slots: replay.writer,
+            usage: replay.usage,
             active: None,
             filled: VecDeque::new(),
             next,
@@ -419,6 +450,9 @@ pub(crate) fn assemble(
         snapshots: Snapshots::default(),
         doorbell: Doorbell::new(),
         pool_bell: Doorbell::new(),
+        compact_bell: Doorbell::new(),
+        compactor: Mutex::new(Compactor::default()),
+        afterlives: Mutex::new(Vec::new()),
         waiting: AtomicUsize::new(0),
         quiet: AtomicBool::new(true),
         appended_bytes: AtomicU64::new(0),
@@ -438,6 +472,9 @@ impl Shared {
         let mut threads = self.threads.lock();
         threads.push(self.run("tidewall-commit", run_committer)?);
         threads.push(self.run("tidewall-spares", run_spares)?);
+        if self.engine.options.compaction {
+            threads.push(self.run("tidewall-compact", run_compactor)?);
+        }
         self.engine.pool_bell.ring();
         Ok(())
     }
@@ -504,6 +541,7 @@ impl Shared {
         self.stop.store(true, Ordering::Release);
         engine.doorbell.ring();
         engine.pool_bell.ring();
+        engine.compact_bell.ring();
         engine.bell.nudge();
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
@@ -570,7 +608,7 @@ impl Engine {
         let mut short = None;
         let sealed = match filled {
             Some(filled) => {
-                short = Some(sealed_short_bytes(filled.end, filled.table.bytes()));
+                short = Some(sealed_short_bytes(filled.end, &filled.table));
                 self.seal(&mut committer, &filled, SealAt::EndOfFrames)
             }
             None => Ok(()),
@@ -607,9 +645,25 @@ fn run_spares(engine: &Engine, stop: &AtomicBool) {
     let _guard = PoisonOnPanic::new(engine);
     while !stop.load(Ordering::Acquire) {
         // A full disk is told to the write that needs a spare and finds none; it asks again itself.
-        let _ = engine.pool.refill();
+        let most = if engine.options.compaction { engine.space_bounds().1 } else { u64::MAX };
+        let _ = engine.pool.refill(most);
         engine.check_list();
         engine.pool_bell.listen(None);
+    }
+}
+
+/// Gives space back while the store takes too much.
+fn run_compactor(engine: &Engine, stop: &AtomicBool) {
+    let _guard = PoisonOnPanic::new(engine);
+    while !stop.load(Ordering::Acquire) {
+        // What fails is tried again when the next segment is sealed; a write that needs the space is told.
+        let more = engine.compact_some().unwrap_or(false);
+        if more {
+            engine.pool_bell.ring();
+        } else {
+            let waits = engine.compaction_waits();
+            engine.compact_bell.listen(waits.then_some(PATIENCE));
+        }
     }
 }
 

@@ -3,14 +3,16 @@
 //! One job: hold the state that the verbs (`commit`, `recover`, `grant`) work on, and answer "what is
 //! the newest version of this name at or below that lsn?".
 //!
-//! Lock order: what retires segments (`Pool::retiring`) → commit lock → list of the pool → tail lock → a
-//! waiter → spares, lease table, queues, watches, key sets, snapshots.
+//! Lock order: the compactor → what leaves the list (`Pool::retiring`) → commit lock → list of the pool →
+//! tail lock → a waiter → spares, lease table, queues, watches, key sets, snapshots.
 //! The tail lock is never held across a write or a sync. Readers take none of them.
 //!
 //! Read next: `commit.rs`.
 
+use crate::compact::Compactor;
 use crate::error::{Cause, Error, Result};
 use crate::fence::{FenceState, Floor, Rule, is_fenced, last_op, mark};
+use crate::fold::Afterlife;
 use crate::format::header::{End, Listed};
 use crate::group_commit::{Doorbell, Progress};
 use crate::index::{OrderedKeys, Slots, SlotsWriter, name_hash};
@@ -20,6 +22,7 @@ use crate::log::image::{Appender, Image, Images};
 use crate::log::pool::Pool;
 use crate::log::scan::Table;
 use crate::log::segment::{OpRef, Segment, Segments};
+use crate::log::usage::{Usage, Weight};
 use crate::op::{Class, Kind};
 use crate::options::{KeyspaceOptions, Options, Scope};
 use crate::snapshot::Snapshots;
@@ -135,6 +138,7 @@ impl KeyspaceState {
 /// The end of the log in memory, behind the tail lock.
 pub(crate) struct Tail {
     pub slots: SlotsWriter,
+    pub usage: Usage,
     pub active: Option<Active>,
     /// Full segments whose frames or seal are not on the disk yet, oldest first.
     pub filled: VecDeque<Filled>,
@@ -165,8 +169,9 @@ pub(crate) struct Work {
     pub versions: Vec<Option<Version>>,
     /// The op that carries the new state of each fence.
     pub carriers: Vec<Option<Location>>,
-    /// Where each change came to lie; and what its fence linked to, if it carries the state.
-    pub places: Vec<(Location, Option<Option<Location>>)>,
+    /// Where each change came to lie, what it counts for; and what its fence linked to, if it carries the
+    /// state.
+    pub places: Vec<(Location, Weight, Option<Option<Location>>)>,
 }
 
 /// The newest version of a key.
@@ -174,6 +179,13 @@ pub(crate) struct Work {
 pub(crate) struct Version {
     pub at: Location,
     pub is_put: bool,
+    pub weight: Weight,
+}
+
+impl Version {
+    pub fn of(op: &OpRef<'_>) -> Self {
+        Version { at: op.at, is_put: op.head.kind == Kind::Put, weight: Weight::of(&op.head) }
+    }
 }
 
 /// The segment being appended to.
@@ -256,6 +268,12 @@ pub(crate) struct Engine {
     pub doorbell: Doorbell,
     /// Rung when spares run low.
     pub pool_bell: Doorbell,
+    /// Rung when a segment was sealed.
+    pub compact_bell: Doorbell,
+    /// One round of compaction at a time.
+    pub compactor: Mutex<Compactor>,
+    /// Grants from before the open whose holders may still be at work.
+    pub afterlives: Mutex<Vec<Afterlife>>,
     /// Blocking callers that wait for durability right now.
     pub waiting: AtomicUsize,
     /// The last frame proves all before it, and the committer sleeps until it is rung.
@@ -273,12 +291,25 @@ impl fmt::Debug for Engine {
     }
 }
 
+/// As of when somebody looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum When {
+    /// Everything appended, durable or not: for who judges under the tail lock.
+    Appended,
+    /// What is durable now.
+    Visible,
+    /// What was durable at an lsn that a snapshot pins.
+    At(Lsn),
+}
+
 /// What stands at a fence, and where.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FenceView {
     pub state: FenceState,
     /// The op found under the fence's own name: what the next one links to.
     pub at: Option<Location>,
+    /// What that one counts for as a state.
+    pub weight: Weight,
     /// In `Scope::Key`, the newest version of the key that the fence is.
     pub version: Option<Version>,
 }
@@ -297,46 +328,66 @@ impl Engine {
         hash: u64,
         guard: &'g Guard,
     ) -> Result<Option<OpRef<'g>>> {
-        self.slots.find(hash, guard, |place| {
-            let Some(segment) = self.segments.get(place.segment, guard) else { return Ok(None) };
-            let found = segment.op(place.offset)?;
-            Ok(is_named(&found, keyspace, class, name).then_some(found))
-        })
+        loop {
+            let mut is_gone = false;
+            let found = self.slots.find(hash, guard, |place| -> Result<_> {
+                let Some(segment) = self.segments.get(place.segment, guard) else {
+                    is_gone = true;
+                    return Ok(None);
+                };
+                let found = segment.op(place.offset)?;
+                Ok(is_named(&found, keyspace, class, name).then_some(found))
+            })?;
+            // Between the look at the slot and the look at the segment the op was carried elsewhere and its
+            // segment retired: the slot names the new place by now.
+            if found.is_some() || !is_gone {
+                return Ok(found);
+            }
+        }
     }
 
-    /// Follows links back until an op is at or below `lsn`.
+    /// Follows links back until an op is old enough.
     fn back_to<'g>(
         &self,
         mut found: Option<OpRef<'g>>,
-        lsn: Lsn,
+        when: When,
         link: impl Fn(&OpRef<'g>) -> Option<Location>,
         guard: &'g Guard,
     ) -> Result<Option<OpRef<'g>>> {
+        let lsn = match when {
+            When::Appended => return Ok(found),
+            When::Visible => self.progress.durable(),
+            When::At(lsn) => lsn,
+        };
         while let Some(op) = &found
             && op.lsn > lsn
         {
-            found = match link(op) {
-                Some(at) => self.segments.op(at, guard)?,
-                None => None,
-            };
+            let Some(at) = link(op) else { return Ok(None) };
+            let before = self.segments.op(at, guard)?;
+            // A segment goes only when what came after its ops is visible: then that is the answer. A
+            // snapshot keeps the segments that it needs.
+            if before.is_none() && when == When::Visible && op.lsn <= self.progress.durable() {
+                return Ok(found);
+            }
+            found = before;
         }
         Ok(found)
     }
 
-    /// The version of a key at `lsn`: a put, a delete, or nothing. Upholds S1.
+    /// The version of a key: a put, a delete, or nothing. Upholds S1.
     pub fn version<'g>(
         &self,
         keyspace: &KeyspaceState,
         key: &[u8],
         hash: u64,
-        lsn: Lsn,
+        when: When,
         guard: &'g Guard,
     ) -> Result<Option<OpRef<'g>>> {
         let newest = self.newest(keyspace, Class::Key, key, hash, guard)?;
-        self.back_to(newest, lsn, |op| op.head.previous(), guard)
+        self.back_to(newest, when, |op| op.head.previous(), guard)
     }
 
-    /// What stands at a fence at `lsn`; [`Lsn::LAST`] for what is appended.
+    /// What stands at a fence.
     ///
     /// In `Scope::Key` the versions of the key carry the state of its fence too, so a fence costs
     /// nothing beside its key; whichever op is newer has it.
@@ -345,7 +396,7 @@ impl Engine {
         keyspace: &KeyspaceState,
         name: &[u8],
         hash: u64,
-        lsn: Lsn,
+        when: When,
         guard: &Guard,
     ) -> Result<FenceView> {
         let newest = if keyspace.names_fences.load(Ordering::Acquire) {
@@ -354,13 +405,18 @@ impl Engine {
             None
         };
         let at = newest.as_ref().map(|op| op.at);
-        let own = self.back_to(newest, lsn, |op| op.head.fence().flatten(), guard)?;
-        let mut view =
-            FenceView { state: own.as_ref().map_or(FenceState::default(), state_of), at, version: None };
+        let weight = newest.as_ref().map_or(Weight::default(), |op| Weight::as_state(&op.head));
+        let own = self.back_to(newest, when, |op| op.head.fence().flatten(), guard)?;
+        let mut view = FenceView {
+            state: own.as_ref().map_or(FenceState::default(), state_of),
+            at,
+            weight,
+            version: None,
+        };
         if keyspace.options.scope == Scope::Key {
             let key_hash = self.hash(keyspace, Class::Key, name);
-            if let Some(version) = self.version(keyspace, name, key_hash, lsn, guard)? {
-                view.version = Some(Version { at: version.at, is_put: version.head.kind == Kind::Put });
+            if let Some(version) = self.version(keyspace, name, key_hash, when, guard)? {
+                view.version = Some(Version::of(&version));
                 if version.lsn > view.state.lsn {
                     view.state = state_of(&version);
                 }
@@ -375,12 +431,12 @@ impl Engine {
     pub fn check_early(&self, keyspace: &KeyspaceState, fence: &[u8], hash: u64, token: Token) -> Result<()> {
         let guard = crossbeam_epoch::pin();
         let durable = self.progress.durable();
-        let mut view = self.fence(keyspace, fence, hash, Lsn::LAST, &guard)?;
+        let mut view = self.fence(keyspace, fence, hash, When::Appended, &guard)?;
         if !is_fenced(token, view.state.mark, keyspace.floor_appended()) {
             return Ok(());
         }
         if view.state.lsn > durable {
-            view = self.fence(keyspace, fence, hash, durable, &guard)?;
+            view = self.fence(keyspace, fence, hash, When::Visible, &guard)?;
         }
         let floor = keyspace.floor_durable();
         if is_fenced(token, view.state.mark, floor) {
@@ -409,6 +465,10 @@ impl Engine {
         self.cause.get_or_init(|| Cause::from(cause));
         drop(self.progress.poison());
         self.bell.nudge();
+    }
+
+    pub fn keyspace_by_id(&self, id: KeyspaceId) -> Option<Arc<KeyspaceState>> {
+        self.keyspaces.read().iter().find(|keyspace| keyspace.id == id).cloned()
     }
 
     pub fn keyspace_by_name(&self, name: &str) -> Option<Arc<KeyspaceState>> {

@@ -5,13 +5,14 @@
 //! delay, never authority: its holder gets a new grant, with a new token. Only grants of the incarnation
 //! just before count, and for no longer than their ttl: ten opens within one ttl prolong nothing.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, When};
 use crate::error::Result;
 use crate::fence::is_fenced;
+use crate::fold::Afterlife;
 use crate::lease::{Grant, Terms};
 use crate::op::{Class, GrantValue};
 use crate::sync::Arc;
-use crate::types::{KeyspaceId, Lsn, Token, Ttl};
+use crate::types::{KeyspaceId, Token, Ttl};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -62,10 +63,15 @@ impl Engine {
             let keyspace = self.keyspaces.read().iter().find(|keyspace| keyspace.id == id).cloned();
             let Some(keyspace) = keyspace else { continue };
             let hash = self.hash(&keyspace, Class::Fence, &fence);
-            let mark = self.fence(&keyspace, &fence, hash, Lsn::LAST, &guard)?.state.mark;
+            let mark = self.fence(&keyspace, &fence, hash, When::Appended, &guard)?.state.mark;
             // Upholds L5: a mark that has passed the token has ended the lease.
             if is_fenced(token, mark, keyspace.floor_appended()) {
                 continue;
+            }
+            // Upholds C4: whoever holds it may still be at work, and its time cannot have begun later.
+            if let Some(ttl) = value.ttl.duration() {
+                let until = now.saturating_add(u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX));
+                self.afterlives.lock().push(Afterlife { keyspace: id, fence: fence.clone(), token, until });
             }
             let kept = match value.ttl.duration() {
                 _ if value.incarnation != recorded.before => Duration::ZERO,

@@ -7,7 +7,7 @@
 //! Read next: `hand_over.rs`, for those who wait.
 
 use crate::append::{frame_bytes, room};
-use crate::engine::{Engine, KeyspaceState, Released, Tail};
+use crate::engine::{Engine, KeyspaceState, Released, Tail, When};
 use crate::error::{Error, Result};
 use crate::lease::{Ending, Grant, RenewError};
 use crate::log::pool::Need;
@@ -172,11 +172,11 @@ impl Engine {
     ) -> Result<(Lsn, Option<(u64, crate::types::OpId)>)> {
         let guard = crossbeam_epoch::pin();
         let hash = self.hash(keyspace, Class::Fence, fence);
-        let view = self.fence(keyspace, fence, hash, Lsn::LAST, &guard)?;
+        let view = self.fence(keyspace, fence, hash, When::Appended, &guard)?;
         let state = crate::fence::admit(&view.state, token, None, tail.next);
         let links = Links { fence: Some(view.at), predecessor: state.predecessor, ..Links::default() };
         let op = Op { kind, keyspace: keyspace.id, token: token.get(), key: fence, value, links };
-        let lsn = self.append_fence_op(tail, keyspace, &op, hash, view.at);
+        let lsn = self.append_fence_op(tail, keyspace, &op, hash, &view);
         tail.counter = token.get();
         Ok((lsn, state.predecessor))
     }

@@ -10,7 +10,7 @@
 //!
 //! Read next: `recover.rs`, what is kept over an open.
 
-use crate::engine::{Engine, KeyspaceState};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::grant::{Attempt, Turn};
 use crate::lease::Grant;
@@ -157,10 +157,6 @@ impl Engine {
             }
         }
         served
-    }
-
-    fn keyspace_by_id(&self, id: KeyspaceId) -> Option<Arc<KeyspaceState>> {
-        self.keyspaces.read().iter().find(|keyspace| keyspace.id == id).cloned()
     }
 
     fn tell(&self, waiter: &Waiter, answer: Result<crate::waiters::Granted>) {

@@ -7,9 +7,8 @@ use crate::append::{batch_bytes, frame_bytes, room};
 use crate::batch::{check_batch_bytes, large_checksum};
 use crate::commit::Answer;
 use crate::db::{Commit, Shared};
-use crate::engine::{KeyspaceState, Tail, fenced};
+use crate::engine::{KeyspaceState, Tail, When, fenced};
 use crate::error::{Error, Result};
-use crate::fence::{self, FenceState, Floor, Refusal};
 use crate::index::prefix_end;
 use crate::log::pool::Need;
 use crate::op::{Class, Kind};
@@ -234,50 +233,6 @@ impl Keyspace {
         (judged, already)
     }
 
-    /// Raises the floor of the keyspace to `token`, durably: one record revokes every writer with a
-    /// lower token, of every fence, and ends their leases. For a cut-over. Opens a restored keyspace.
-    ///
-    /// # Errors
-    /// As [`Keyspace::raise`], but for [`Error::TokenJump`] and [`Error::NeedsFloor`].
-    pub fn raise_all(&self, token: Token) -> Result<Raised> {
-        let engine = &self.shared.engine;
-        let floor = Floor { token: token.get(), exclusive: false };
-        let durable = self.state.floor_durable();
-        if fence::is_fenced(token, 0, durable) {
-            // At once, and of a poisoned store too: the durable floor alone says so.
-            engine.counters.refused.fetch_add(1, Ordering::Relaxed);
-            return Err(fenced(token, b"", &FenceState::default(), durable));
-        }
-        let (answer, already) = engine.with_room(room(frame_bytes(1, 1), 1), Need::Privileged, |tail| {
-            let old = self.state.floor_appended();
-            let mut rule = self.state.rule();
-            rule.jump_cap = None;
-            let already = old == floor && !self.state.is_closed();
-            let judged = match fence::check_raise(token, &FenceState::default(), old, &rule, tail.counter) {
-                Ok(()) if already => Ok(self.state.floor_lsn()),
-                Ok(()) => Ok(engine.append_floor(tail, &self.state, floor)),
-                Err(Refusal::Fenced) => Err(Refused {
-                    error: fenced(token, b"", &FenceState::default(), old),
-                    rests_on: self.state.floor_lsn(),
-                }),
-                Err(_) => Err(Refused {
-                    error: Error::UnknownToken {
-                        token,
-                        mark: Mark::from_number(old.token),
-                        fence: Excerpt::new(b""),
-                    },
-                    rests_on: self.state.floor_lsn(),
-                }),
-            };
-            if judged.is_ok() {
-                self.state.set_closed(false);
-            }
-            (engine.answer(tail, judged), already)
-        })?;
-        let lsn = engine.settle(answer)?;
-        Ok(if already { Raised::Already } else { Raised::Now(lsn) })
-    }
-
     // Reading.
 
     /// The value of a key, as of the newest durable write.
@@ -288,7 +243,7 @@ impl Keyspace {
     pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
         self.shared.check_readable()?;
         let engine = &self.shared.engine;
-        engine.value(&self.state, key, engine.progress.durable())
+        engine.value(&self.state, key, When::Visible)
     }
 
     /// Runs `read` on the value of a key without copying it.
@@ -298,7 +253,7 @@ impl Keyspace {
     pub fn get_with<T>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> T) -> Result<Option<T>> {
         self.shared.check_readable()?;
         let engine = &self.shared.engine;
-        engine.value_with(&self.state, key, engine.progress.durable(), read)
+        engine.value_with(&self.state, key, When::Visible, read)
     }
 
     /// Whether a key has a value.
@@ -308,7 +263,7 @@ impl Keyspace {
     pub fn contains_key(&self, key: &[u8]) -> Result<bool> {
         self.shared.check_readable()?;
         let engine = &self.shared.engine;
-        engine.contains(&self.state, key, engine.progress.durable())
+        engine.contains(&self.state, key, When::Visible)
     }
 
     /// The mark of the fence of `key` (any key of it, or its name), to look at: the highest token it

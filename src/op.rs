@@ -73,8 +73,8 @@ pub(crate) struct Links {
     pub last: Option<(OpId, Lsn)>,
     /// The last numbered operation of the newest earlier token that had one.
     pub predecessor: Option<(u64, OpId)>,
-    /// Compaction moved this op: its own lsn, and the place it came from.
-    pub moved: Option<(Lsn, Location)>,
+    /// Compaction moved this op: its own lsn, which is older than that of its frame.
+    pub moved: Option<Lsn>,
 }
 
 /// The two kinds of name that the index knows.

@@ -179,6 +179,7 @@ pub struct Options {
     pub(crate) entropy: Entropy,
     pub(crate) lease_grace: Duration,
     pub(crate) token_floor: Option<Token>,
+    pub(crate) compaction: bool,
 }
 
 impl Default for Options {
@@ -197,6 +198,7 @@ impl Default for Options {
             entropy: Entropy::System,
             lease_grace: Duration::ZERO,
             token_floor: None,
+            compaction: true,
         }
     }
 }
@@ -293,6 +295,13 @@ impl Options {
     /// [`storage`](crate::storage). The path given to [`Options::open`] is then only a name.
     pub fn storage(mut self, storage: impl Storage) -> Self {
         self.storage = Some(Arc::new(storage));
+        self
+    }
+
+    /// Whether space is given back as the store is written to. Default: yes. Without it only
+    /// [`Db::compact`](crate::Db::compact) does so.
+    pub fn compaction(mut self, on: bool) -> Self {
+        self.compaction = on;
         self
     }
 

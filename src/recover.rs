@@ -18,7 +18,7 @@ use crate::log::pool::Spare;
 use crate::log::scan::{Scanned, Start, Table, evidence, has_frames, scan};
 use crate::log::segment::{Body, Segment};
 use crate::options::{Options, Progress};
-use crate::replay::Replay;
+use crate::replay::{Loaded, Replay};
 use crate::storage::{Access, File, Mapping, Storage};
 use crate::sync::Arc;
 use crate::types::{Lsn, SegmentId};
@@ -86,8 +86,14 @@ pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &Options, list: List)
         }
     }
     let mut replay = Replay::new(list.block());
-    let mut before = End::default();
-    for (done, segment) in begun.iter().enumerate() {
+    let mut loaded = Vec::with_capacity(begun.len());
+    for (at, segment) in begun.iter().enumerate() {
+        let is_newest = at + 1 == begun.len();
+        let tail = newest.as_ref().filter(|newest| is_newest && newest.scanned.frames > 0);
+        loaded.push(load_segment(segment, tail, options, &mut report)?);
+    }
+    loaded.iter().try_for_each(|loaded| replay.keyspaces(loaded))?;
+    for (done, loaded) in loaded.iter().enumerate() {
         if let Some(callback) = &options.progress {
             callback(Progress {
                 segments_done: done as u32,
@@ -95,9 +101,12 @@ pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &Options, list: List)
                 ops: report.ops,
             });
         }
-        let is_newest = done + 1 == begun.len();
-        let tail = newest.as_ref().filter(|newest| is_newest && newest.scanned.frames > 0);
-        before = replay_segment(segment, tail, options, &mut replay, &mut report)?;
+        report.ops += replay.segment(loaded)?;
+    }
+    let before = loaded.last().map_or(End::default(), |loaded| loaded.end);
+    drop(loaded);
+    for segment in &begun {
+        replay.usage.seal(segment.listed.segment, segment.listed.bytes);
     }
     let whole = newest.as_ref().map_or(before.lsn, |newest| newest.scanned.next.before());
     if let Some((segment, lsn)) = stray
@@ -113,6 +122,9 @@ pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &Options, list: List)
     if !options.read_only {
         let newest = begun.last().zip(newest.as_ref().filter(|newest| newest.scanned.frames > 0));
         let adopted = adopt(&recovered, newest)?;
+        if let Some((segment, bytes)) = adopted {
+            recovered.replay.usage.seal(segment, bytes);
+        }
         begin_incarnation(&**storage, &mut recovered, adopted, options)?;
     }
     recovered.replay.settle(options.read_mode)?;
@@ -305,14 +317,13 @@ fn read_newest(block: &StoreBlock, last: Option<&Begun>, report: &mut OpenReport
     Ok(Some(Newest { bytes, scanned }))
 }
 
-/// Replays one segment through its key table, or by a scan where there is none to believe.
-fn replay_segment(
+/// What is to be replayed of a segment, by its key table, or by a scan where there is none to believe.
+fn load_segment(
     segment: &Begun,
     tail: Option<&Newest>,
     options: &Options,
-    replay: &mut Replay,
     report: &mut OpenReport,
-) -> Result<End> {
+) -> Result<Loaded> {
     let (end, table, counter) = match tail {
         Some(newest) => proven_part(segment, newest, options, report),
         None => table_of(segment, report)?,
@@ -328,8 +339,7 @@ fn replay_segment(
         body: Body::Map(map),
         pins: Pins::new(),
     };
-    report.ops += replay.segment(Arc::new(form), &table, end, segment.header.counter.max(counter))?;
-    Ok(end)
+    Ok(Loaded { segment: Arc::new(form), table, end, counter: segment.header.counter.max(counter) })
 }
 
 /// All whole frames of the newest segment; for a read-only open, which cannot rewrite them, those that
@@ -365,7 +375,7 @@ fn table_of(segment: &Begun, report: &mut OpenReport) -> Result<(End, Table, u64
         let mut table = vec![0; seal.table_len as usize];
         segment.file.read_exact_at(&mut table, offset).map_err(|e| segment.failed(e))?;
         if segment.salt.checksum(offset as u32, &[&table]) == seal.table_checksum {
-            return Ok((seal.end, Table::from_bytes(table), seal.counter));
+            return Ok((seal.end, Table::from_bytes(table, seal.keyspaces), seal.counter));
         }
     }
     report.warnings.push(format!("{file_name}: the key table is damaged; the segment was scanned"));
@@ -387,7 +397,7 @@ fn adopt(recovered: &Recovered, newest: Option<(&Begun, &Newest)>) -> Result<Opt
     segment.file.write_all_at(&bytes[from..scanned.end as usize], from as u64).map_err(failed)?;
     // The seal proves the frames: never the one without the others.
     segment.file.sync_data().map_err(failed)?;
-    let table = scanned.table.bytes();
+    let table = &scanned.table;
     let len = sealed_short_bytes(scanned.end, table);
     if len > segment.listed.bytes {
         let file = name::segment(segment.listed.segment);

@@ -7,7 +7,7 @@
 //! Read next: `engine.rs`, which takes the state over.
 
 use crate::commit::sealed_form;
-use crate::engine::{KeyspaceState, is_named, state_of};
+use crate::engine::{KeyspaceState, is_named};
 use crate::error::{Error, Result};
 use crate::fence::Floor;
 use crate::format::header::{End, StoreBlock};
@@ -15,8 +15,9 @@ use crate::grace::Recorded;
 use crate::index::{Slots, SlotsWriter, name_hash, slots};
 use crate::log::scan::Table;
 use crate::log::segment::{OpRef, Segment, Segments};
+use crate::log::usage::{Usage, Weight};
 use crate::op::{Class, GrantValue, KeyspaceValue, Kind, check_keyspace_name};
-use crate::options::{ReadMode, Tokens};
+use crate::options::{ReadMode, Scope, Tokens};
 use crate::sync::Arc;
 use crate::types::{KeyspaceId, Location, Lsn};
 use crossbeam_epoch::Guard;
@@ -31,10 +32,19 @@ pub(crate) struct Replay {
     pub keyspaces: Vec<Arc<KeyspaceState>>,
     /// Leases that nobody has released, as far as the log goes.
     pub recorded: Recorded,
+    pub usage: Usage,
     counter: u64,
-    /// The op that last closed or opened each keyspace.
-    closings: BTreeMap<KeyspaceId, Lsn>,
     forms: Vec<(Arc<Segment>, u32)>,
+    /// The op that last said whether a keyspace is closed.
+    closed: BTreeMap<KeyspaceId, Lsn>,
+}
+
+/// A segment about to be replayed: what of it is proven, and where its ops lie.
+pub(crate) struct Loaded {
+    pub segment: Arc<Segment>,
+    pub table: Table,
+    pub end: End,
+    pub counter: u64,
 }
 
 impl Replay {
@@ -47,9 +57,10 @@ impl Replay {
             segments: Segments::new(),
             keyspaces: Vec::new(),
             recorded: Recorded::new(block.incarnation),
+            usage: Usage::default(),
             counter: 0,
-            closings: BTreeMap::new(),
             forms: Vec::new(),
+            closed: BTreeMap::new(),
         }
     }
 
@@ -58,11 +69,33 @@ impl Replay {
         self.counter
     }
 
-    /// Replays the ops that `table` lists; says how many.
-    pub fn segment(&mut self, segment: Arc<Segment>, table: &Table, end: End, counter: u64) -> Result<u64> {
-        self.counter = self.counter.max(counter);
-        self.segments.set(segment.clone());
-        self.forms.push((segment.clone(), end.offset));
+    /// Creates the keyspaces that a segment lists, before the ops of any segment are replayed: compaction may
+    /// have carried the op that creates one behind ops that need it.
+    pub fn keyspaces(&mut self, loaded: &Loaded) -> Result<()> {
+        if loaded.table.keyspaces() > 0 {
+            self.each_op(loaded, |replay, op, _| match op.head.kind {
+                Kind::Keyspace => replay.keyspace(op),
+                _ => Ok(()),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Replays the ops of a segment; says how many.
+    pub fn segment(&mut self, loaded: &Loaded) -> Result<u64> {
+        self.counter = self.counter.max(loaded.counter);
+        self.segments.set(loaded.segment.clone());
+        self.forms.push((loaded.segment.clone(), loaded.end.offset));
+        self.usage.begin(loaded.segment.id);
+        self.each_op(loaded, Self::apply)
+    }
+
+    fn each_op(
+        &mut self,
+        loaded: &Loaded,
+        mut apply: impl FnMut(&mut Self, &OpRef<'_>, &Guard) -> Result<(), Wrong>,
+    ) -> Result<u64> {
+        let Loaded { segment, table, end, .. } = loaded;
         let mut ops = 0;
         for offset in Table::offsets(table.bytes()) {
             let offset = offset
@@ -71,7 +104,7 @@ impl Replay {
             let op = segment.op(offset)?;
             // Once an op, so that what a growing index retires can be freed.
             let guard = crossbeam_epoch::pin();
-            self.apply(&op, &guard).map_err(|what| what.or(&segment, offset))?;
+            apply(self, &op, &guard).map_err(|what| what.or(segment, offset))?;
             ops += 1;
         }
         Ok(ops)
@@ -91,8 +124,7 @@ impl Replay {
     fn apply(&mut self, op: &OpRef<'_>, guard: &Guard) -> Result<(), Wrong> {
         let value = op.op().value;
         if op.head.kind == Kind::Keyspace {
-            let value = KeyspaceValue::decode(value).ok_or(Wrong::What("a keyspace with unknown options"))?;
-            return self.keyspace(op, value);
+            return self.keyspace(op);
         }
         if op.head.kind == Kind::Counter {
             self.counter = self.counter.max(op.head.token);
@@ -122,7 +154,7 @@ impl Replay {
                 let floor = Floor { token: op.head.token, exclusive: value == [1] };
                 keyspace.raise_floor(floor, op.lsn);
                 keyspace.publish_floor(floor);
-                self.close(op, &keyspace, false);
+                self.set_closed(&keyspace, false, op.lsn);
             }
             // Leases end with the incarnation that granted them.
             Kind::Release => self.recorded.release(keyspace.id, op.key(), op.head.token),
@@ -131,31 +163,32 @@ impl Replay {
         Ok(())
     }
 
-    fn keyspace(&mut self, op: &OpRef<'_>, value: KeyspaceValue) -> Result<(), Wrong> {
+    fn keyspace(&mut self, op: &OpRef<'_>) -> Result<(), Wrong> {
+        let value =
+            KeyspaceValue::decode(op.value()).ok_or(Wrong::What("a keyspace with unknown options"))?;
         let name = std::str::from_utf8(op.key()).ok().filter(|name| check_keyspace_name(name).is_ok());
         let name = name.ok_or(Wrong::What("a keyspace with an impossible name"))?;
-        let known = self.keyspaces.iter().find(|keyspace| keyspace.id == op.head.keyspace).cloned();
-        match known {
-            Some(known) if known.name == name && known.options == value.options => {
-                self.close(op, &known, value.closed);
+        let id = op.head.keyspace;
+        let keyspace = match self.keyspaces.binary_search_by_key(&id, |keyspace| keyspace.id) {
+            Ok(at) => self.keyspaces[at].clone(),
+            Err(at) => {
+                let state = KeyspaceState::new(id, name.to_owned(), value.options, value.closed);
+                self.keyspaces.insert(at, Arc::new(state));
+                self.keyspaces[at].clone()
             }
-            Some(_) => return Err(Wrong::What("a keyspace created twice, with other options")),
-            None => {
-                let state =
-                    KeyspaceState::new(op.head.keyspace, name.to_owned(), value.options, value.closed);
-                self.closings.insert(op.head.keyspace, op.lsn);
-                self.keyspaces.push(Arc::new(state));
-            }
+        };
+        if keyspace.name != name || keyspace.options != value.options {
+            return Err(Wrong::What("a keyspace created twice, with other options"));
         }
+        self.set_closed(&keyspace, value.closed, op.lsn);
         Ok(())
     }
 
-    /// The newest op says whether a keyspace is closed, wherever it lies: a floor from before a restore, carried
-    /// on behind it, opens nothing.
-    fn close(&mut self, op: &OpRef<'_>, keyspace: &KeyspaceState, closed: bool) {
-        let newest = self.closings.entry(keyspace.id).or_insert(op.lsn);
-        if op.lsn >= *newest {
-            *newest = op.lsn;
+    /// Whether a keyspace is closed is told by the newest op that says so, wherever it lies.
+    fn set_closed(&mut self, keyspace: &KeyspaceState, closed: bool, lsn: Lsn) {
+        let told = self.closed.entry(keyspace.id).or_default();
+        if *told <= lsn {
+            *told = lsn;
             keyspace.set_closed(closed);
         }
     }
@@ -163,20 +196,28 @@ impl Replay {
     /// A version of a key: found under the key, and where it changed its fence, under that too.
     fn version(&mut self, op: &OpRef<'_>, keyspace: &KeyspaceState, guard: &Guard) -> Result<(), Wrong> {
         let key = op.key();
-        let previous = self.linked(op.head.previous(), op, keyspace, Class::Key, key, guard)?;
-        let was_present = previous.as_ref().is_some_and(|previous| previous.head.kind == Kind::Put);
-        if keyspace.options.scope == crate::options::Scope::Key {
-            check_rise(op, previous.as_ref())?;
-        }
-        self.point(keyspace, Class::Key, key, op.head.previous(), op.at);
-        match op.head.kind {
-            Kind::Put if !was_present => {
-                keyspace.keys.insert(key);
+        match self.enter(op, keyspace, Class::Key, key, op.head.previous(), guard)? {
+            Entered::Newest(before) => {
+                if keyspace.options.scope == Scope::Key {
+                    check_rise(op.head.token, before.as_ref())?;
+                }
+                let was_present = before.as_ref().is_some_and(|before| before.is_put);
+                match op.head.kind {
+                    Kind::Put if !was_present => {
+                        keyspace.keys.insert(key);
+                    }
+                    Kind::Delete if was_present => {
+                        keyspace.keys.remove(key);
+                    }
+                    _ => {}
+                }
+                self.usage.add(op.at, Weight::of(&op.head));
+                if let Some(before) = before {
+                    self.usage.remove(before.at, before.weight);
+                    self.usage.bury(before.at);
+                }
             }
-            Kind::Delete if was_present => {
-                keyspace.keys.remove(key);
-            }
-            _ => {}
+            Entered::Superseded => self.usage.bury(op.at),
         }
         if op.head.fence().is_some() {
             self.fence(op, keyspace, keyspace.fence_of(key), guard)?;
@@ -192,56 +233,95 @@ impl Replay {
         guard: &Guard,
     ) -> Result<(), Wrong> {
         let Some(link) = op.head.fence() else { return Err(Wrong::What("a fence op without its link")) };
-        let before = self.linked(link, op, keyspace, Class::Fence, name, guard)?;
-        check_rise(op, before.as_ref())?;
         keyspace.note_fence();
-        self.point(keyspace, Class::Fence, name, link, op.at);
+        if let Entered::Newest(before) = self.enter(op, keyspace, Class::Fence, name, link, guard)? {
+            check_rise(op.head.token, before.as_ref())?;
+            self.usage.add(op.at, Weight::as_state(&op.head));
+            if let Some(before) = before {
+                self.usage.remove(before.at, before.state_weight);
+            }
+        }
         Ok(())
     }
 
-    /// What an op links to, which must be an op of the same name.
-    fn linked<'g>(
-        &'g self,
-        link: Option<Location>,
+    /// Points a name at `op`, unless a newer op stands there: the newest lsn wins, never the newest place.
+    fn enter(
+        &mut self,
         op: &OpRef<'_>,
         keyspace: &KeyspaceState,
         class: Class,
         name: &[u8],
-        guard: &'g Guard,
-    ) -> Result<Option<OpRef<'g>>, Wrong> {
-        let Some(at) = link else { return Ok(None) };
-        let found = self.segments.op(at, guard).map_err(Wrong::Error)?;
-        match found {
-            Some(found) if !is_named(&found, keyspace, class, name) || found.lsn > op.lsn => {
-                Err(Wrong::What("a link to an op of another name"))
+        link: Option<Location>,
+        guard: &Guard,
+    ) -> Result<Entered, Wrong> {
+        let hash = name_hash(self.seed, keyspace.id.0, class as u8, name);
+        let place = Segments::place(op.at);
+        // What was carried names what stood there when it was first written.
+        let link = link.filter(|_| !op.head.is_moved());
+        let linked = match link {
+            Some(at) => self.segments.op(at, guard).map_err(Wrong::Error)?,
+            None => None,
+        };
+        if let Some(found) = &linked {
+            if !is_named(found, keyspace, class, name) || found.lsn > op.lsn {
+                return Err(Wrong::What("a link to an op of another name"));
             }
-            found => Ok(found),
+            if self.writer.replace(hash, Segments::place(found.at), place) {
+                return Ok(Entered::Newest(Some(Before::of(found))));
+            }
+        }
+        // The op before may have been carried elsewhere, or have gone with its segment.
+        let found = self.slots.find(hash, guard, |place| {
+            let Some(segment) = self.segments.get(place.segment, guard) else { return Ok(None) };
+            let found = segment.op(place.offset)?;
+            Ok(is_named(&found, keyspace, class, name).then(|| (found.lsn, Before::of(&found))))
+        });
+        match found.map_err(Wrong::Error)? {
+            Some((lsn, _)) if lsn > op.lsn => Ok(Entered::Superseded),
+            Some((_, before)) => {
+                self.writer.replace(hash, Segments::place(before.at), place);
+                Ok(Entered::Newest(Some(before)))
+            }
+            None => {
+                self.writer.insert(hash, place);
+                Ok(Entered::Newest(None))
+            }
         }
     }
+}
 
-    fn point(
-        &mut self,
-        keyspace: &KeyspaceState,
-        class: Class,
-        name: &[u8],
-        old: Option<Location>,
-        new: Location,
-    ) {
-        let hash = name_hash(self.seed, keyspace.id.0, class as u8, name);
-        let place = Segments::place(new);
-        let replaced = old.is_some_and(|old| self.writer.replace(hash, Segments::place(old), place));
-        if !replaced {
-            self.writer.insert(hash, place);
+/// What became of an op that was entered under a name.
+enum Entered {
+    /// It is the newest one, in place of another.
+    Newest(Option<Before>),
+    Superseded,
+}
+
+/// The op that stood under a name before.
+struct Before {
+    at: Location,
+    mark: u64,
+    is_put: bool,
+    weight: Weight,
+    state_weight: Weight,
+}
+
+impl Before {
+    fn of(op: &OpRef<'_>) -> Self {
+        Before {
+            at: op.at,
+            mark: op.head.token,
+            is_put: op.head.kind == Kind::Put,
+            weight: Weight::of(&op.head),
+            state_weight: Weight::as_state(&op.head),
         }
     }
 }
 
 /// Marks rise along the log. Upholds F2, on a second road.
-fn check_rise(op: &OpRef<'_>, before: Option<&OpRef<'_>>) -> Result<(), Wrong> {
+fn check_rise(token: u64, before: Option<&Before>) -> Result<(), Wrong> {
     match before {
-        Some(before) if state_of(before).mark > op.head.token => {
-            Err(Wrong::What("a mark falls along the log"))
-        }
+        Some(before) if before.mark > token => Err(Wrong::What("a mark falls along the log")),
         _ => Ok(()),
     }
 }

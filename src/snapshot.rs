@@ -6,7 +6,7 @@
 //!
 //! Read next: `view.rs`, the public face of it.
 
-use crate::engine::{Engine, KeyspaceState};
+use crate::engine::{Engine, KeyspaceState, When};
 use crate::error::Result;
 use crate::index::KeyChunk;
 use crate::log::segment::{OpRef, Pinned, Segment, Segments};
@@ -147,27 +147,27 @@ impl fmt::Debug for Value {
 }
 
 impl Engine {
-    /// The value of a key at `lsn`.
-    pub fn value(&self, keyspace: &KeyspaceState, key: &[u8], lsn: Lsn) -> Result<Option<Value>> {
-        self.with_version(keyspace, key, lsn, |segment, found| Ok(value_of(segment, found)))
+    /// The value of a key.
+    pub fn value(&self, keyspace: &KeyspaceState, key: &[u8], when: When) -> Result<Option<Value>> {
+        self.with_version(keyspace, key, when, |segment, found| Ok(value_of(segment, found)))
     }
 
-    /// Runs `read` on the value of a key at `lsn`, borrowed.
+    /// Runs `read` on the value of a key, borrowed.
     pub fn value_with<T>(
         &self,
         keyspace: &KeyspaceState,
         key: &[u8],
-        lsn: Lsn,
+        when: When,
         read: impl FnOnce(&[u8]) -> T,
     ) -> Result<Option<T>> {
-        self.with_version(keyspace, key, lsn, |_, found| Ok(read(found.value())))
+        self.with_version(keyspace, key, when, |_, found| Ok(read(found.value())))
     }
 
-    /// Whether a key has a value at `lsn`.
-    pub fn contains(&self, keyspace: &KeyspaceState, key: &[u8], lsn: Lsn) -> Result<bool> {
+    /// Whether a key has a value.
+    pub fn contains(&self, keyspace: &KeyspaceState, key: &[u8], when: When) -> Result<bool> {
         let guard = crossbeam_epoch::pin();
         let hash = self.hash(keyspace, Class::Key, key);
-        let found = self.version(keyspace, key, hash, lsn, &guard)?;
+        let found = self.version(keyspace, key, hash, when, &guard)?;
         Ok(found.is_some_and(|op| op.head.kind == Kind::Put))
     }
 
@@ -175,28 +175,28 @@ impl Engine {
         &self,
         keyspace: &KeyspaceState,
         key: &[u8],
-        lsn: Lsn,
+        when: When,
         read: impl FnOnce(&Arc<Segment>, &OpRef<'_>) -> Result<T>,
     ) -> Result<Option<T>> {
         let guard = crossbeam_epoch::pin();
         let hash = self.hash(keyspace, Class::Key, key);
-        let found = self.version(keyspace, key, hash, lsn, &guard)?;
-        let Some(found) = found.filter(|op| op.head.kind == Kind::Put) else { return Ok(None) };
-        match self.segments.get(Segments::slot(found.at.segment), &guard) {
-            Some(segment) => {
+        loop {
+            let found = self.version(keyspace, key, hash, when, &guard)?;
+            let Some(found) = found.filter(|op| op.head.kind == Kind::Put) else { return Ok(None) };
+            // If it is gone, what it held was carried elsewhere meanwhile.
+            if let Some(segment) = self.segments.get(Segments::slot(found.at.segment), &guard) {
                 segment.check_value(&found)?;
-                read(segment, &found).map(Some)
+                return read(segment, &found).map(Some);
             }
-            None => Ok(None),
         }
     }
 
     /// The mark of a fence as it is on the disk: the larger of its own and the floor.
     pub fn mark(&self, keyspace: &KeyspaceState, fence: &[u8]) -> Result<Option<Mark>> {
         let guard = crossbeam_epoch::pin();
-        let durable = self.progress.durable();
         let hash = self.hash(keyspace, Class::Fence, fence);
-        let own = self.fence(keyspace, fence, hash, durable, &guard)?.state.mark;
+        // In front of the floor: folding raises that before it drops own marks.
+        let own = self.fence(keyspace, fence, hash, When::Visible, &guard)?.state.mark;
         let mark = crate::fence::mark(own, keyspace.floor_durable());
         Ok((mark.get() > 0).then_some(mark))
     }
@@ -274,7 +274,7 @@ impl Walk {
                 return Ok(None);
             }
             // An error leaves the walk where it is, so that it is returned again.
-            let value = self.pin.engine.value(&self.keyspace, &key, self.pin.lsn)?;
+            let value = self.pin.engine.value(&self.keyspace, &key, When::At(self.pin.lsn))?;
             self.front.next += 1;
             self.from = Bound::Excluded(key.clone());
             if let Some(value) = value {
@@ -301,7 +301,7 @@ impl Walk {
             if is_before(&key, &self.from) {
                 return Ok(None);
             }
-            let value = self.pin.engine.value(&self.keyspace, &key, self.pin.lsn)?;
+            let value = self.pin.engine.value(&self.keyspace, &key, When::At(self.pin.lsn))?;
             self.back.next += 1;
             self.to = Bound::Excluded(key.clone());
             if let Some(value) = value {

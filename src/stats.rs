@@ -24,6 +24,14 @@ pub(crate) struct Counters {
     pub duplicates: AtomicU64,
     /// Bytes of frames written.
     pub written: AtomicU64,
+    /// Bytes of frames in which compaction carried what was needed.
+    pub carried: AtomicU64,
+    /// Deletes that compaction dropped.
+    pub dropped: AtomicU64,
+    /// Floors raised over marks that nobody needed.
+    pub folds: AtomicU64,
+    pub retired: AtomicU64,
+    pub retired_bytes: AtomicU64,
 }
 
 /// A copy of the counters, taken by [`Db::stats`](crate::Db::stats). Counts since the store was opened.
@@ -65,8 +73,18 @@ pub struct Stats {
     pub waiting: u64,
     /// Grants whose end somebody wants to hear of, or that are kept alive.
     pub watched_leases: u64,
-    /// Bytes of frames written to the log.
+    /// Bytes of frames written to the log, those of compaction included.
     pub written_bytes: u64,
+    /// Of these, written by compaction.
+    pub carried_bytes: u64,
+    /// Segments retired by compaction.
+    pub retired_segments: u64,
+    /// Deletes that compaction dropped, as nothing older was left of their keys.
+    pub dropped_deletes: u64,
+    /// Times that marks were folded into a floor.
+    pub folds: u64,
+    /// Bytes of what is needed in the log: the newest version of each key, and states carried on.
+    pub live_bytes: u64,
     /// Bytes of all segments on disk, spares included.
     pub disk_bytes: u64,
     /// Bytes of heap that the index of names takes.
@@ -103,6 +121,10 @@ impl Counters {
                 .unwrap_or(0),
             hand_over_nanos_max: read(&self.hand_over_nanos_max),
             written_bytes: read(&self.written),
+            carried_bytes: read(&self.carried),
+            retired_segments: read(&self.retired),
+            dropped_deletes: read(&self.dropped),
+            folds: read(&self.folds),
             ..Stats::default()
         }
     }

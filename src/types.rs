@@ -194,8 +194,6 @@ number!(Lsn);
 
 impl Lsn {
     pub(crate) const ZERO: Lsn = Lsn(0);
-    /// Above every lsn: "whatever is appended".
-    pub(crate) const LAST: Lsn = Lsn(u64::MAX);
 
     /// An lsn from its number, as [`Lsn::get`] gave it.
     pub const fn new(number: u64) -> Self {

@@ -1,6 +1,7 @@
 //! Snapshots and iterators: the public face of reading at one lsn.
 
 use crate::db::Shared;
+use crate::engine::When;
 use crate::error::{Error, Result};
 use crate::index::prefix_end;
 use crate::keyspace::Keyspace;
@@ -38,7 +39,7 @@ impl Snapshot {
     /// a keyspace of another store.
     pub fn get(&self, keyspace: &Keyspace, key: &[u8]) -> Result<Option<Value>> {
         self.check_store(keyspace)?;
-        self.pin.engine.value(&keyspace.state, key, self.pin.lsn)
+        self.pin.engine.value(&keyspace.state, key, When::At(self.pin.lsn))
     }
 
     /// Whether a key has a value.
@@ -47,7 +48,7 @@ impl Snapshot {
     /// As [`Snapshot::get`].
     pub fn contains_key(&self, keyspace: &Keyspace, key: &[u8]) -> Result<bool> {
         self.check_store(keyspace)?;
-        self.pin.engine.contains(&keyspace.state, key, self.pin.lsn)
+        self.pin.engine.contains(&keyspace.state, key, When::At(self.pin.lsn))
     }
 
     /// Every key and value, in the order of the keys.

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use store::{Sim, text, token};
 use tidewall::storage::{CallKind, Crash, Fault, SimDisk};
-use tidewall::{Db, Error, KeyspaceOptions, Options, Restore, Restored, Token, Tokens};
+use tidewall::{Db, Error, KeyspaceOptions, Options, Restore, Restored, Salvage, Token, Tokens, Verify};
 
 const COPY: &str = "copy";
 const NEW: &str = "new";
@@ -101,6 +101,61 @@ fn where_no_link_can_be_made_segments_are_copied() {
     sim.disk.fail(Fault::new(CallKind::Link, ErrorKind::TooManyLinks));
     let mixed = db.checkpoint_into(sim.disk.dir(COPY)).unwrap();
     assert_eq!((mixed.copied, mixed.linked), (1, made.copied - 1));
+}
+
+/// Compaction gives up segments that a checkpoint has names for: they are removed, never written again. What it
+/// leaves is sound, is a checkpoint's and a restore's source like any other, and keeps every mark.
+#[test]
+fn compaction_writes_nothing_that_a_checkpoint_holds() {
+    let sim = Sim::new();
+    let db = sim.open();
+    live(&db);
+    for _ in 0..3 {
+        more(&db);
+    }
+    db.checkpoint_into(sim.disk.dir(COPY)).unwrap();
+    let (before, then) = (files(&sim.disk.dir(COPY)), contents(&db));
+    let mut again = 0;
+    for round in 0..10u8 {
+        for (name, key) in then.keys().filter(|(_, key)| !key.starts_with(b"more")) {
+            match name.as_str() {
+                "rows" => rows(&db).put(token(500), key, &[round; 200]).unwrap(),
+                _ => match jobs(&db).delete(token(if key[0] == b'1' { 1 } else { 2 }), key) {
+                    Ok(lsn) => lsn,
+                    Err(error) => panic!("{key:?}: {error}"),
+                },
+            };
+        }
+        again += db.compact().unwrap().segments;
+    }
+    assert!(again >= 5, "{again} segments were given up");
+    assert_eq!(files(&sim.disk.dir(COPY)), before);
+    assert_eq!(contents(&read_only(&sim.disk.dir(COPY)).unwrap()), then);
+    let restored = restore(&sim.disk, 5).unwrap();
+    check_made(&open_new(&sim.disk.dir(NEW), 6).unwrap(), &restored, 2, 5);
+
+    let now = contents(&db);
+    db.checkpoint_into(sim.disk.dir("second")).unwrap();
+    let report = Verify::new().run_on(sim.disk.dir("second")).unwrap();
+    assert!(report.is_sound(), "{report:?}");
+    db.close().unwrap();
+    let report = Verify::new().run_on(sim.disk.clone()).unwrap();
+    assert!(report.is_sound(), "{report:?}");
+    assert_eq!(contents(&read_only(&sim.disk.dir("second")).unwrap()), now);
+    let restored =
+        Restore::new().deterministic(7).run_on(sim.disk.dir("second"), sim.disk.dir("third")).unwrap();
+    let third = open_new(&sim.disk.dir("third"), 8).unwrap();
+    assert_eq!(contents(&third), now);
+    third.compact().unwrap();
+    assert_eq!(contents(&third), now);
+    check_made(&third, &restored, 2, 5);
+    third.compact().unwrap();
+    third.close().unwrap();
+    let report = Verify::new().run_on(sim.disk.dir("third")).unwrap();
+    assert!(report.is_sound(), "{report:?}");
+    let salvaged = Salvage::new().deterministic(9).run_on(sim.disk.clone(), sim.disk.dir("fourth")).unwrap();
+    assert!(salvaged.faults.is_empty());
+    assert_eq!(contents(&open_new(&sim.disk.dir("fourth"), 10).unwrap()), now);
 }
 
 /// Writers never stop; each of their batches is there whole, and everything up to the lsn is. Segments are sealed

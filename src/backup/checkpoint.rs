@@ -109,7 +109,7 @@ impl Engine {
         // What leaves the list had moved to the end of the log before. So nothing leaves between the cut and
         // the holding: else it would be in neither.
         let _retiring = self.pool.retiring.lock();
-        let (lsn, last, short) = self.seal_active()?;
+        let (lsn, last, short) = self.seal_short()?;
         // Durable before anything is linked: a crash now must not rewrite that seal, in a file with two names.
         let noted = self.pool.note_sealed(last, short);
         self.check_list();

@@ -176,7 +176,7 @@ impl Making {
     ) -> Result<Self> {
         let counter = counter.checked_add(bump).filter(|&counter| counter <= Token::MAX.get());
         let counter = counter.ok_or(Error::TokensExhausted)?;
-        let lsn = recovered.before.lsn.get().checked_add(bump).filter(|&lsn| lsn < Lsn::LAST.get() >> 1);
+        let lsn = recovered.before.lsn.get().checked_add(bump).filter(|&lsn| lsn < u64::MAX >> 1);
         let lsn = Lsn::new(lsn.ok_or_else(|| Error::invalid("the bump leaves no lsns to go on with"))?);
         // The next segment follows nothing: lsns jump in front of it.
         recovered.before = End { lsn, ..End::default() };
@@ -242,7 +242,6 @@ mod tests {
     use crate::keyspace::Keyspace;
     use crate::options::KeyspaceOptions;
     use crate::storage::SimDisk;
-    use crate::types::{Location, SegmentId};
 
     fn open(disk: &SimDisk, seed: u64) -> Db {
         let options = Options::new().storage(disk.clone()).without_threads();
@@ -264,8 +263,7 @@ mod tests {
         Restore::new().deterministic(2).run_on(disk.clone(), disk.dir("new")).unwrap();
         for (seed, moved, opens) in [(3, Some(lsn), false), (5, None, true)] {
             let db = open(&disk.dir("new"), seed);
-            let place = Location { segment: SegmentId(1), offset: 5000 };
-            let links = Links { moved: moved.map(|lsn| (lsn, place)), ..Links::default() };
+            let links = Links { moved, ..Links::default() };
             let id = rows(&db).state.id;
             let floor = Op { kind: Kind::Floor, token: 5, links, ..op(id, b"", &[0]) };
             let engine = &db.shared.engine;

@@ -153,6 +153,8 @@ pub(crate) struct Seal {
     pub table_len: u32,
     pub table_checksum: u32,
     pub counter: u64,
+    /// How many ops create a keyspace: these are read before all others.
+    pub keyspaces: u32,
 }
 
 impl Seal {
@@ -164,6 +166,7 @@ impl Seal {
         out.extend_from_slice(&self.table_len.to_le_bytes());
         out.extend_from_slice(&self.table_checksum.to_le_bytes());
         out.extend_from_slice(&self.counter.to_le_bytes());
+        out.extend_from_slice(&self.keyspaces.to_le_bytes());
         let mut block = [0; SEAL_BYTES];
         block[..out.len()].copy_from_slice(&out);
         let checksum = salt.checksum(offset, &[&block[..SEAL_BYTES - 4]]);
@@ -185,6 +188,7 @@ impl Seal {
             table_len: at.u32()?,
             table_checksum: at.u32()?,
             counter: at.u64()?,
+            keyspaces: at.u32()?,
         })
     }
 }
@@ -356,7 +360,8 @@ mod tests {
 
     #[test]
     fn seal_goes_both_ways_and_no_flipped_bit_verifies() {
-        let seal = Seal { end: an_end(), frames: 5, table_len: 6, table_checksum: 7, counter: 8 };
+        let seal =
+            Seal { end: an_end(), frames: 5, table_len: 6, table_checksum: 7, counter: 8, keyspaces: 9 };
         let mut bytes = seal.encode(salt(), 999);
         assert_eq!(Seal::decode(&bytes, salt(), 999), Some(seal));
         assert_eq!(Seal::decode(&bytes, salt(), 998), None);

@@ -9,7 +9,7 @@ use std::ops::Range;
 /// reading a large value.
 pub(crate) const INLINE_VALUE_BYTES: usize = 512;
 /// The most bytes an op takes beside its key and value.
-pub(crate) const MAX_OVERHEAD: usize = 4 + 2 + 5 + 3 + 9 + 3 + 5 + 8 + 8 + 20 + 20 + 18 + 4;
+pub(crate) const MAX_OVERHEAD: usize = 4 + 2 + 5 + 3 + 9 + 3 + 5 + 8 + 8 + 20 + 20 + 10 + 4;
 
 mod flag {
     /// The previous version lies in the same segment, this many bytes back.
@@ -83,6 +83,21 @@ impl Head {
         self.value().end
     }
 
+    /// The bytes that the op takes.
+    pub fn len(&self) -> u32 {
+        self.key + self.key_len + self.value_len
+    }
+
+    /// Whether compaction has moved the op.
+    pub fn is_moved(&self) -> bool {
+        self.flags & flag::MOVED != 0
+    }
+
+    /// The checksum of a value that has one of its own.
+    pub fn value_checksum(&self) -> Option<u32> {
+        (self.flags & flag::LARGE != 0).then_some(self.value_checksum)
+    }
+
     /// The version of the key before this one.
     pub fn previous(&self) -> Option<Location> {
         let has = self.flags & (flag::PREVIOUS_NEAR | flag::PREVIOUS_FAR) != 0;
@@ -110,7 +125,7 @@ impl Head {
         if self.flags & flag::MOVED == 0 {
             return None;
         }
-        self.links(bytes).moved.map(|(lsn, _)| lsn)
+        self.links(bytes).moved
     }
 
     fn rest(&self, bytes: &[u8]) -> Option<Rest> {
@@ -150,8 +165,8 @@ impl Head {
     }
 }
 
-/// The last operation, the predecessor's, and the own lsn with the old place.
-type Rest = (Option<(OpId, Lsn)>, Option<(u64, OpId)>, Option<(Lsn, Location)>);
+/// The last operation, the predecessor's, and the own lsn of a moved op.
+type Rest = (Option<(OpId, Lsn)>, Option<(u64, OpId)>, Option<Lsn>);
 
 fn read_rest(at: &mut Reader<'_>, flags: u8) -> Result<Rest, BadOp> {
     let mut rest = (None, None, None);
@@ -165,8 +180,7 @@ fn read_rest(at: &mut Reader<'_>, flags: u8) -> Result<Rest, BadOp> {
         rest.1 = Some((token, op));
     }
     if flags & flag::MOVED != 0 {
-        let lsn = Lsn::new(at.varint().ok_or(SHORT)?);
-        rest.2 = Some((lsn, Location::unpack(at.u64().ok_or(SHORT)?)));
+        rest.2 = Some(Lsn::new(at.varint().ok_or(SHORT)?));
     }
     Ok(rest)
 }
@@ -220,9 +234,8 @@ pub(crate) fn encode(op: &Op<'_>, site: &Site, large_checksum: Option<u32>, out:
         put_varint(out, token);
         put_varint(out, op.get());
     }
-    if let Some((lsn, place)) = links.moved {
+    if let Some(lsn) = links.moved {
         put_varint(out, lsn.get());
-        out.extend_from_slice(&place.pack().to_le_bytes());
     }
     if large {
         let sum = large_checksum.unwrap_or_else(|| crc32fast::hash(op.value));
@@ -384,7 +397,7 @@ mod tests {
             fence: Some(Some(near)),
             last: Some((OpId::new(9), Lsn::new(70))),
             predecessor: Some((40, OpId::new(u64::MAX))),
-            moved: Some((Lsn::new(50), far)),
+            moved: Some(Lsn::new(50)),
         };
         vec![
             plain,

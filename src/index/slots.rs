@@ -7,7 +7,7 @@
 //! Promises, to a reader that holds an epoch guard: an entry inserted before the search began, and
 //! neither replaced nor removed, is found; in the middle of a `replace` the old or the new place is
 //! found; what the writer wrote before it inserted a place is visible to who finds the place. Never
-//! blocks a reader, never looks at a key (the caller's `probe` does), never shrinks.
+//! blocks a reader, never looks at a key (the caller's `probe` does). Shrinks by merging what splits made.
 //!
 //! Read next: `table.rs`.
 #![allow(unsafe_code)]
@@ -95,6 +95,11 @@ impl Slots {
         self.table(hash, guard).find(hash, probe)
     }
 
+    /// Whether this very entry is there.
+    pub fn holds(&self, hash: u64, place: Place, guard: &Guard) -> bool {
+        self.table(hash, guard).slot(hash, place).is_some()
+    }
+
     /// Entries in the index.
     pub fn len(&self) -> usize {
         self.len.load(Ordering::Relaxed)
@@ -171,12 +176,38 @@ impl SlotsWriter {
     }
 
     /// Removes an entry; false if it is not there.
-    #[cfg(test)]
     pub fn remove(&mut self, hash: u64, place: Place) -> bool {
         let guard = &epoch::pin();
-        let Some(slot) = self.0.table(hash, guard).slot(hash, place) else { return false };
-        Table::vacate(slot);
+        if !self.0.table(hash, guard).vacate(hash, place) {
+            return false;
+        }
         self.count(usize::wrapping_sub);
+        while self.merge(hash, guard) {}
+        true
+    }
+
+    /// Makes one table of that of `hash` and its other half, where both are nearly empty.
+    fn merge(&mut self, hash: u64, guard: &Guard) -> bool {
+        let directory = self.0.directory(guard);
+        let table = self.0.table(hash, guard);
+        if table.depth == 0 || !table.is_sparse() {
+            return false;
+        }
+        let other_hash = hash ^ 1 << (64 - table.depth);
+        let other = self.0.table(other_hash, guard);
+        if other.depth != table.depth || !other.is_sparse() {
+            return false;
+        }
+        let retired = [directory.table(hash, guard), directory.table(other_hash, guard)];
+        let halves = if hash < other_hash { [table, other] } else { [other, table] };
+        let merged = Owned::<Table>::from(Table::merged(halves)).into_shared(guard);
+        // Where the two stood, one by the other, as if it were about to be split into itself.
+        directory.point(hash, table.depth - 1, [merged, merged]);
+        for table in retired {
+            // SAFETY: no entry of the newest directory names it, and this is the one writer: retired once.
+            unsafe { guard.defer_destroy(table) };
+        }
+        guard.flush();
         true
     }
 

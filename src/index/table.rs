@@ -21,7 +21,7 @@
 //!
 //! Read next: `slots.rs`, which splits tables and retires them.
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 use std::iter;
 use std::sync::OnceLock;
 
@@ -39,6 +39,8 @@ const LINE_BITS: u32 = 9;
 const LINES: usize = 1 << LINE_BITS;
 /// Below this many entries two full lines are a matter of equal hashes, not of load: spill.
 const SPLIT_MIN: usize = LINES * LINE_SLOTS / 2;
+/// Two tables with at most so many entries each become one: far from where it would split again.
+const MERGE_MAX: usize = LINES * LINE_SLOTS / 16;
 
 /// A slot that never held an entry since its line was made.
 const EMPTY: u64 = 0;
@@ -109,10 +111,6 @@ impl Line {
         self.words().any(|word| word == EMPTY)
     }
 
-    fn used(&self) -> usize {
-        self.words().filter(|&word| is_entry(word)).count()
-    }
-
     /// The first slot that holds `word`.
     fn slot(&self, word: u64) -> Option<&AtomicU64> {
         self.0.iter().find(|slot| slot.load(Ordering::Relaxed) == word)
@@ -136,13 +134,22 @@ pub(super) struct Table {
     lines: [Line; LINES],
     /// How many top bits of the hash all entries share.
     pub(super) depth: u32,
+    /// Entries in the lines, and in the spill; for the one writer.
+    used: AtomicUsize,
+    spilled: AtomicUsize,
     spill: OnceLock<Box<Spill>>,
 }
 
 impl Table {
     pub(super) fn new(depth: u32) -> Box<Self> {
         let lines = [const { Line([const { AtomicU64::new(EMPTY) }; LINE_SLOTS]) }; LINES];
-        Box::new(Table { lines, depth, spill: OnceLock::new() })
+        Box::new(Table {
+            lines,
+            depth,
+            used: AtomicUsize::new(0),
+            spilled: AtomicUsize::new(0),
+            spill: OnceLock::new(),
+        })
     }
 
     /// The two lines that a hash owns, in every table: home and twin.
@@ -154,7 +161,7 @@ impl Table {
         [&self.lines[home], &self.lines[home ^ step]]
     }
 
-    fn spilled(&self) -> impl Iterator<Item = &Line> {
+    fn in_spill(&self) -> impl Iterator<Item = &Line> {
         self.blocks().flat_map(|block| &block.lines)
     }
 
@@ -192,7 +199,7 @@ impl Table {
         tag: u64,
         mut probe: impl FnMut(Place) -> Result<Option<T>, E>,
     ) -> Result<Option<T>, E> {
-        for slot in self.spilled().flat_map(|line| &line.0) {
+        for slot in self.in_spill().flat_map(|line| &line.0) {
             if let Some(found) = offer(slot, tag, &mut probe)? {
                 return Ok(Some(found));
             }
@@ -203,13 +210,22 @@ impl Table {
     /// The slot that holds this place of this hash, for the one writer to change.
     pub(super) fn slot(&self, hash: u64, place: Place) -> Option<&AtomicU64> {
         let word = place.word(hash);
-        self.pair(hash).into_iter().chain(self.spilled()).find_map(|line| line.slot(word))
+        self.pair(hash).into_iter().chain(self.in_spill()).find_map(|line| line.slot(word))
     }
 
-    /// Frees a slot. As if its line had been full: nobody looks whether it was.
-    #[cfg(test)]
-    pub(super) fn vacate(slot: &AtomicU64) {
+    /// Frees the slot that holds this place of this hash, as if its line had been full: nobody looks whether
+    /// it was. `false`: there is none.
+    pub(super) fn vacate(&self, hash: u64, place: Place) -> bool {
+        let word = place.word(hash);
+        let in_lines = self.pair(hash).into_iter().find_map(|line| line.slot(word));
+        let (slot, count) = match in_lines {
+            Some(slot) => (Some(slot), &self.used),
+            None => (self.in_spill().find_map(|line| line.slot(word)), &self.spilled),
+        };
+        let Some(slot) = slot else { return false };
         slot.store(VACATED, Ordering::Release);
+        count.store(count.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
+        true
     }
 
     /// Adds the entry, or says that the table has to split first.
@@ -217,17 +233,19 @@ impl Table {
         let word = place.word(hash);
         let [home, twin] = self.pair(hash);
         if home.try_put(word) || twin.try_put(word) {
+            add_one(&self.used);
             return true;
         }
-        let split_helps = self.depth < TAG_BITS && self.used() >= SPLIT_MIN;
+        let split_helps = self.depth < TAG_BITS && self.used.load(Ordering::Relaxed) >= SPLIT_MIN;
         if !split_helps {
             self.spill(word);
         }
         !split_helps
     }
 
-    fn used(&self) -> usize {
-        self.lines.iter().map(Line::used).sum()
+    /// Whether so few entries are left that two such tables are one with room to grow.
+    pub(super) fn is_sparse(&self) -> bool {
+        self.used.load(Ordering::Relaxed) + self.spilled.load(Ordering::Relaxed) <= MERGE_MAX
     }
 
     fn spill(&self, word: u64) {
@@ -239,6 +257,7 @@ impl Table {
                 Box::new(Spill { lines, next: OnceLock::new() })
             });
             if block.lines.iter().any(|line| line.try_put(word)) {
+                add_one(&self.spilled);
                 return;
             }
             link = &block.next;
@@ -257,19 +276,56 @@ impl Table {
                     let stays = is_entry(word) && side(word) == half;
                     // Relaxed, as nobody sees the half until the directory points to it.
                     table.lines[n].0[slot].store(if stays { word } else { rest }, Ordering::Relaxed);
+                    if stays {
+                        add_one(&table.used);
+                    }
                 }
             }
         }
-        for word in self.spilled().flat_map(Line::words).filter(|&word| is_entry(word)) {
+        for word in self.in_spill().flat_map(Line::words).filter(|&word| is_entry(word)) {
             halves[side(word)].spill(word);
         }
         halves
+    }
+
+    /// The table of which these two are the halves. An entry keeps its line, as in a split; which of the two
+    /// lines of its hash that is nobody knows, so one that finds no slot there is spilled.
+    pub(super) fn merged(halves: [&Table; 2]) -> Box<Table> {
+        let table = Table::new(halves[0].depth - 1);
+        for (n, line) in table.lines.iter().enumerate() {
+            let was_full = halves.iter().any(|half| !half.lines[n].is_open());
+            for word in halves.iter().flat_map(|half| half.lines[n].words()).filter(|&word| is_entry(word)) {
+                if line.try_put(word) {
+                    add_one(&table.used);
+                } else {
+                    table.spill(word);
+                }
+            }
+            if was_full {
+                line.0.iter().for_each(|slot| {
+                    if slot.load(Ordering::Relaxed) == EMPTY {
+                        slot.store(VACATED, Ordering::Relaxed);
+                    }
+                });
+            }
+        }
+        for half in halves {
+            for word in half.in_spill().flat_map(Line::words).filter(|&word| is_entry(word)) {
+                table.spill(word);
+            }
+        }
+        table
     }
 
     pub(super) fn heap_bytes(&self) -> usize {
         let spill = |block: &Spill| size_of::<Spill>() + size_of_val(&*block.lines);
         size_of::<Table>() + self.blocks().map(spill).sum::<usize>()
     }
+}
+
+/// A load and a store instead of an addition: there is one writer.
+fn add_one(count: &AtomicUsize) {
+    count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
 }
 
 #[inline(always)]

@@ -264,7 +264,8 @@ fn follow<'s>(
     class: Class,
     name: &[u8],
 ) -> Followed<'s> {
-    let Some(at) = link else { return Followed::Nothing };
+    // What was carried names what stood there when it was first written.
+    let Some(at) = link.filter(|_| !op.head.is_moved()) else { return Followed::Nothing };
     let Some(segment) = segments.get(&at.segment) else { return Followed::Nothing };
     match segment.op(at.offset) {
         Ok(found) if is_named(&found, keyspace, class, name) && found.lsn <= op.lsn => Followed::Op(found),

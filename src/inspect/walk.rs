@@ -200,7 +200,7 @@ impl<'b> Walker<'b, '_> {
                 self.faults.add(FaultKind::Value, name, at as u64, lsn, what);
             }
             sum.add(head.checksum());
-            self.table.push(at as u32);
+            self.table.push(at as u32, head.kind);
             self.walked.ops += 1;
             let end = head.end();
             let location = Location { segment: self.segment.id, offset: at as u32 };
@@ -231,10 +231,11 @@ impl<'b> Walker<'b, '_> {
     fn check_seal(&mut self, seal: &Seal, table: Option<&[u8]>, whole: bool) {
         let at = (self.bytes.len() - SEAL_BYTES) as u64;
         let name = &self.segment.name;
-        let says = (seal.end.segment, seal.end.offset, seal.end.lsn, seal.frames as u64);
-        let found = (self.segment.id.0, self.at, self.walked.last, self.walked.frames);
+        let says = (seal.end.segment, seal.end.offset, seal.end.lsn, seal.frames as u64, seal.keyspaces);
+        let keyspaces = self.table.keyspaces();
+        let found = (self.segment.id.0, self.at, self.walked.last, self.walked.frames, keyspaces);
         if whole && (says != found || self.chained != Some(seal.end.checksum)) {
-            let what = "the seal names another end than the frames have";
+            let what = "the seal says something else than the frames";
             self.faults.add(FaultKind::Seal, name, at, Some(seal.end.lsn), what);
         }
         match table {

@@ -2,7 +2,8 @@
 
 pub(crate) mod guard;
 pub(crate) mod image;
+pub(crate) mod scan;
 pub(crate) mod segment;
 pub(crate) mod list;
 pub(crate) mod pool;
-pub(crate) mod scan;
+pub(crate) mod usage;

@@ -11,7 +11,7 @@ use super::segment::Segments;
 use crate::entropy::Entropy;
 use crate::error::{Error, Result};
 use crate::format::header::{Listed, StoreBlock};
-use crate::format::name;
+use crate::format::{HEADER_BYTES, name};
 use crate::options::{MAX_SEGMENT_BYTES, Options};
 use crate::storage::{Access, File, Storage};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
@@ -20,6 +20,10 @@ use std::io;
 
 /// Spares that only privileged ops may take.
 const RESERVE: usize = 2;
+/// A store is kept in about so many segments, or twice as many.
+const SEGMENTS: u64 = 96;
+/// Beyond the reserve, at most so many retired segments wait to be used again.
+const RECYCLED: usize = 3;
 const MIN_FOLLOWING_BYTES: u64 = 1 << 20;
 
 /// Who asks for a spare.
@@ -27,15 +31,18 @@ const MIN_FOLLOWING_BYTES: u64 = 1 << 20;
 pub(crate) enum Need {
     /// Puts: they leave the reserve alone.
     Ordinary,
-    /// What frees space or keeps the fences working.
+    /// What frees space or keeps the fences working: all but one.
     Privileged,
+    /// Compaction, which gives back more than it takes.
+    Compaction,
 }
 
 impl Need {
     fn keeps_back(self) -> usize {
         match self {
             Need::Ordinary => RESERVE,
-            Need::Privileged => 0,
+            Need::Privileged => 1,
+            Need::Compaction => 0,
         }
     }
 }
@@ -61,12 +68,14 @@ pub(crate) struct Pool {
     fixed_bytes: Option<u32>,
     entropy: Entropy,
     /// Bytes of all listed segments, so that asking for them never waits for a segment in the making.
-    disk_bytes: AtomicU64,
+    listed_bytes: AtomicU64,
+    /// Bytes of segments that are struck out of the list, and whose files are still there.
+    retired_bytes: AtomicU64,
 }
 
 impl Pool {
     pub fn new(storage: Arc<dyn Storage>, list: List, ready: Vec<Spare>, options: &Options) -> Self {
-        let disk_bytes = AtomicU64::new(listed_bytes(&list));
+        let listed_bytes = AtomicU64::new(listed_bytes(&list));
         Pool {
             storage,
             list: Mutex::new(list),
@@ -74,7 +83,8 @@ impl Pool {
             ready: Mutex::new(ready),
             fixed_bytes: options.segment_bytes,
             entropy: options.entropy.clone(),
-            disk_bytes,
+            listed_bytes,
+            retired_bytes: AtomicU64::new(0),
         }
     }
 
@@ -98,10 +108,10 @@ impl Pool {
         self.ready.lock().len() <= RESERVE
     }
 
-    /// Makes spares until one is there beyond the reserve.
-    pub fn refill(&self) -> Result<()> {
+    /// Makes spares until one is there beyond the reserve, or the store would take more than `most` bytes.
+    pub fn refill(&self, most: u64) -> Result<()> {
         let mut list = self.list.lock();
-        while self.is_low() {
+        while self.is_low() && self.disk_bytes() < most {
             let bytes = self.following_bytes(&list);
             self.make(&mut list, bytes)?;
         }
@@ -129,8 +139,9 @@ impl Pool {
     /// Segments follow the size of the store, so that a small store is small.
     fn following_bytes(&self, list: &List) -> u32 {
         self.fixed_bytes.unwrap_or_else(|| {
-            (listed_bytes(list) / 64).next_power_of_two().clamp(MIN_FOLLOWING_BYTES, MAX_SEGMENT_BYTES as u64)
-                as u32
+            let share = listed_bytes(list) / SEGMENTS;
+            let rounded = share.checked_ilog2().map_or(0, |bits| 1 << bits);
+            rounded.clamp(MIN_FOLLOWING_BYTES, MAX_SEGMENT_BYTES as u64) as u32
         })
     }
 
@@ -157,7 +168,7 @@ impl Pool {
         });
         // After a failure the list may name it all the same: the file stays.
         update.map_err(|e| self.explain(e, bytes))?;
-        self.disk_bytes.store(listed_bytes(list), Ordering::Relaxed);
+        self.listed_bytes.store(listed_bytes(list), Ordering::Relaxed);
         self.ready.lock().push(Spare { listed, file });
         Ok(())
     }
@@ -190,7 +201,7 @@ impl Pool {
                 block.set_bytes(SegmentId(segment), bytes);
             }
         })?;
-        self.disk_bytes.store(listed_bytes(&list), Ordering::Relaxed);
+        self.listed_bytes.store(listed_bytes(&list), Ordering::Relaxed);
         Ok(())
     }
 
@@ -219,7 +230,89 @@ impl Pool {
 
     /// Every byte the store takes on disk in segments.
     pub fn disk_bytes(&self) -> u64 {
-        self.disk_bytes.load(Ordering::Relaxed)
+        self.listed_bytes.load(Ordering::Relaxed) + self.retired_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What the next segment will take.
+    pub fn usual_bytes(&self) -> u32 {
+        self.following_bytes(&self.list.lock())
+    }
+
+    /// Strikes segments out of the list, all or none; their files are still there.
+    ///
+    /// # Errors
+    /// The failure of the disk: they may be listed or not, so nothing of them may be removed.
+    pub fn retire(&self, segments: &[SegmentId]) -> io::Result<Vec<Listed>> {
+        let _retiring = self.retiring.lock();
+        let mut list = self.list.lock();
+        let is_retired = |listed: &Listed| segments.contains(&listed.segment);
+        let retired: Vec<Listed> = list.block().segments.iter().copied().filter(is_retired).collect();
+        list.update(|block| block.segments.retain(|listed| !is_retired(listed)))?;
+        let bytes = retired.iter().map(|listed| listed.bytes as u64).sum();
+        self.retired_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.listed_bytes.store(listed_bytes(&list), Ordering::Relaxed);
+        Ok(retired)
+    }
+
+    /// Makes a spare of the file of a retired segment that nobody reads any more, or removes it.
+    ///
+    /// # Errors
+    /// The failure of the disk. The file is not listed: what cannot be removed now goes at the next open.
+    pub fn recycle(&self, retired: Listed, file: Arc<dyn File>) -> Result<()> {
+        let mut list = self.list.lock();
+        let wanted = self.following_bytes(&list);
+        let enough = self.ready.lock().len() > RESERVE + RECYCLED;
+        let fits = retired.bytes == wanted && file.len().is_ok_and(|len| len == wanted as u64);
+        // Upholds C2: what a checkpoint has a name for is not written again.
+        let fits = fits && file.is_shared().is_ok_and(|shared| !shared);
+        if enough || !fits || list.check().is_err() {
+            drop(file);
+            self.remove(retired);
+            return Ok(());
+        }
+        let recycled = self.relist(&mut list, retired, file);
+        self.listed_bytes.store(listed_bytes(&list), Ordering::Relaxed);
+        self.retired_bytes.fetch_sub(retired.bytes as u64, Ordering::Relaxed);
+        recycled
+    }
+
+    /// Removes the file of a retired segment.
+    pub fn remove(&self, retired: Listed) {
+        // Not listed: what cannot be removed now goes at the next open.
+        let _ = self.storage.remove(&name::segment(retired.segment));
+        self.retired_bytes.fetch_sub(retired.bytes as u64, Ordering::Relaxed);
+    }
+
+    /// The file of a retired segment gets a new name and a new life. Its blocks are written already: to make
+    /// a spare of it costs no zeros but those over its header, without which it is nobody's.
+    fn relist(&self, list: &mut List, retired: Listed, file: Arc<dyn File>) -> Result<()> {
+        let old = name::segment(retired.segment);
+        let failed = |e: io::Error| Error::io(format!("recycling {old}"), e);
+        let blanked = file.write_zeros(HEADER_BYTES as u64).and_then(|()| file.sync_data());
+        if let Err(e) = blanked {
+            let _ = self.storage.remove(&old);
+            return Err(failed(e));
+        }
+        let mut id = free_id(list, list.block().next_segment);
+        while self.storage.open(&name::segment(id), Access::Read).is_ok() {
+            id = free_id(list, id.0 + 1);
+        }
+        let renamed = self.storage.rename(&old, &name::segment(id)).and_then(|()| self.storage.sync_dir());
+        if let Err(e) = renamed {
+            for file_name in [&old, &name::segment(id)] {
+                let _ = self.storage.remove(file_name);
+            }
+            return Err(failed(e));
+        }
+        let listed = Listed { segment: id, life: self.entropy.u64()?, origin: 0, ..retired };
+        // After a failure the list may name it all the same: the file stays.
+        list.update(|block| {
+            block.next_segment = id.0 + 1;
+            block.segments.push(listed);
+        })
+        .map_err(failed)?;
+        self.ready.lock().push(Spare { listed, file });
+        Ok(())
     }
 }
 

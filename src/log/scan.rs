@@ -15,6 +15,7 @@ use crate::format::frame::{BodySum, FRAME_HEADER_BYTES, FrameHeader};
 use crate::format::op::{self, put_varint};
 use crate::format::salt::Salt;
 use crate::format::{FRAME_ALIGN, HEADER_BYTES};
+use crate::op::Kind;
 use crate::types::{Lsn, SegmentId};
 use std::collections::VecDeque;
 
@@ -54,6 +55,8 @@ pub(crate) struct Scanned {
 pub(crate) struct Table {
     bytes: Vec<u8>,
     last: u32,
+    /// Ops that create a keyspace: replay wants these first.
+    keyspaces: u32,
 }
 
 impl Table {
@@ -61,13 +64,18 @@ impl Table {
     pub const ENTRY_BYTES: u32 = 5;
 
     /// A table as it was read from a segment.
-    pub fn from_bytes(bytes: Vec<u8>) -> Self {
-        Table { bytes, last: 0 }
+    pub fn from_bytes(bytes: Vec<u8>, keyspaces: u32) -> Self {
+        Table { bytes, last: 0, keyspaces }
     }
 
-    pub fn push(&mut self, offset: u32) {
+    pub fn push(&mut self, offset: u32, kind: Kind) {
         put_varint(&mut self.bytes, (offset - self.last) as u64);
         self.last = offset;
+        self.keyspaces += (kind == Kind::Keyspace) as u32;
+    }
+
+    pub fn keyspaces(&self) -> u32 {
+        self.keyspaces
     }
 
     pub fn bytes(&self) -> &[u8] {
@@ -147,7 +155,7 @@ fn whole_frame(bytes: &[u8], start: &Start, scanned: &mut Scanned) -> Option<(Fr
     if header.previous != scanned.checksum || header.lsn != scanned.next {
         return None;
     }
-    let mut table = Table { last: scanned.table.last, bytes: Vec::new() };
+    let mut table = Table { bytes: Vec::new(), ..scanned.table };
     let mut sum = BodySum::default();
     let mut at = from;
     while at < to {
@@ -160,14 +168,14 @@ fn whole_frame(bytes: &[u8], start: &Start, scanned: &mut Scanned) -> Option<(Fr
             return None;
         }
         sum.add(head.checksum());
-        table.push(at as u32);
+        table.push(at as u32, head.kind);
         at = head.end();
     }
     if sum.finish() != header.body {
         return None;
     }
     scanned.table.bytes.extend_from_slice(&table.bytes);
-    scanned.table.last = table.last;
+    (scanned.table.last, scanned.table.keyspaces) = (table.last, table.keyspaces);
     Some((header, checksum))
 }
 

@@ -8,8 +8,10 @@
 
 use super::guard::Pins;
 use super::image::Image;
+use super::scan::{Start, Table, scan};
 use crate::error::{Error, Result};
 use crate::format::frame::LSN_AT;
+use crate::format::header::SegmentHeader;
 use crate::format::op::{self, Head};
 use crate::format::salt::Salt;
 use crate::format::{HEADER_BYTES, name};
@@ -18,7 +20,7 @@ use crate::op::Op;
 use crate::storage::{File, Mapping};
 use crate::sync::{Arc, Mutex};
 use crate::types::{Location, Lsn, SegmentId};
-use crossbeam_epoch::{Atomic, Guard, Owned};
+use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
 use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -138,6 +140,39 @@ impl Segment {
             Body::Map(map) => map,
             Body::Pread(_) => &[],
         }
+    }
+
+    /// Every byte up to the end of the frames of a sealed segment, each proven right, and where its ops lie.
+    ///
+    /// # Errors
+    /// Damage: what does not verify is never carried elsewhere.
+    pub fn prove(self: &Arc<Self>) -> Result<(Arc<Segment>, Table)> {
+        let segment = match &self.body {
+            Body::Pread(end) => {
+                let mut bytes = vec![0; *end as usize];
+                let read = self.file.read_exact_at(&mut bytes, 0);
+                read.map_err(|e| Error::io(format!("reading {}", name::segment(self.id)), e))?;
+                Arc::new(Segment {
+                    id: self.id,
+                    salt: self.salt,
+                    file: self.file.clone(),
+                    body: Body::Map(Mapping::from_bytes(bytes)),
+                    pins: Pins::new(),
+                })
+            }
+            _ => self.clone(),
+        };
+        let bytes = segment.bytes();
+        let file = name::segment(self.id);
+        let Some((header, checksum)) = SegmentHeader::decode(bytes, self.salt, &file)? else {
+            return Err(self.corrupt(0, "the header of the segment is damaged"));
+        };
+        let start = Start { segment: self.id, salt: self.salt, checksum, lsn: header.before.lsn.next() };
+        let scanned = scan(bytes, &start);
+        if scanned.end as usize != bytes.len() {
+            return Err(self.corrupt(scanned.end, "a frame of a sealed segment is damaged"));
+        }
+        Ok((segment, scanned.table))
     }
 
     /// Keeps the bytes of this form for a value; `None` when they cannot be borrowed, or when another form
@@ -266,11 +301,26 @@ impl Segments {
 
     /// Puts a segment into its slot, in place of its earlier form.
     pub fn set(&self, segment: Arc<Segment>) {
-        let slot = Self::slot(segment.id) as usize;
+        self.swap(Self::slot(segment.id), Some(segment));
+    }
+
+    /// Takes a segment out of the table, and answers it: once nobody else holds it, nobody reads it.
+    pub fn remove(&self, id: SegmentId) -> Option<Arc<Segment>> {
+        let guard = crossbeam_epoch::pin();
+        let segment = self.get(Self::slot(id), &guard).filter(|segment| segment.id == id)?.clone();
+        self.swap(Self::slot(id), None);
+        Some(segment)
+    }
+
+    fn swap(&self, slot: u32, segment: Option<Arc<Segment>>) {
+        let slot = slot as usize;
         let page = self.pages[slot / PAGE].get_or_init(|| (0..PAGE).map(|_| Atomic::null()).collect());
         let _writer = self.writer.lock();
         let guard = crossbeam_epoch::pin();
-        let old = page[slot % PAGE].swap(Owned::new(segment), Ordering::AcqRel, &guard);
+        let old = match segment {
+            Some(segment) => page[slot % PAGE].swap(Owned::new(segment), Ordering::AcqRel, &guard),
+            None => page[slot % PAGE].swap(Shared::null(), Ordering::AcqRel, &guard),
+        };
         if let Some(old) = deref(old) {
             old.pins.retire();
         }

@@ -24,7 +24,9 @@ pub(crate) struct Space {
     pub tokens: Tokens,
     pub values: BTreeMap<Vec<u8>, Stored>,
     fences: BTreeMap<Vec<u8>, Fence>,
-    floor: u64,
+    pub floor: u64,
+    /// The floor was raised by folding: a token equal to it is fenced as well.
+    pub folded: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -46,7 +48,7 @@ pub(crate) enum Refused {
 
 impl Space {
     pub fn new(scope: Scope, tokens: Tokens) -> Self {
-        Space { scope, tokens, values: BTreeMap::new(), fences: BTreeMap::new(), floor: 0 }
+        Space { scope, tokens, values: BTreeMap::new(), fences: BTreeMap::new(), floor: 0, folded: false }
     }
 
     pub fn fence<'k>(&self, key: &'k [u8]) -> &'k [u8] {
@@ -61,7 +63,14 @@ impl Space {
         self.fences.get(self.fence(key)).map_or(0, |fence| fence.mark).max(self.floor)
     }
 
+    fn is_below_floor(&self, token: u64) -> bool {
+        token < self.floor || self.folded && token == self.floor
+    }
+
     fn last_op(&self, key: &[u8], token: u64) -> LastOp {
+        if self.folded && token <= self.floor {
+            return LastOp::Unknown;
+        }
         let committed = |op| LastOp::Committed(tidewall::OpId::new(op));
         let Some(fence) = self.fences.get(self.fence(key)) else { return LastOp::Unknown };
         match (fence.last, fence.predecessor) {
@@ -104,7 +113,7 @@ impl Model {
         for &Change { space, ref key, .. } in changes {
             let of = &self.spaces[space];
             let mark = of.mark(key);
-            if token < mark {
+            if token < mark || of.is_below_floor(token) {
                 return Err(Refused::Fenced { mark, last_op: of.last_op(key, token) });
             }
             let known = if raises(space, of.fence(key)) { self.counter } else { mark };
@@ -153,13 +162,13 @@ impl Model {
 
     pub fn raise_all(&mut self, space: usize, token: u64) -> Result<(), Refused> {
         let of = &mut self.spaces[space];
-        if token < of.floor {
+        if of.is_below_floor(token) {
             return Err(Refused::Fenced { mark: of.floor, last_op: LastOp::Unknown });
         }
         if of.tokens == Tokens::Store && token > self.counter {
             return Err(Refused::Unknown);
         }
-        of.floor = token;
+        (of.floor, of.folded) = (token, false);
         Ok(())
     }
 

@@ -1,0 +1,331 @@
+//! What becomes of an op whose segment is to go.
+//!
+//! One job: tell what is still needed from what is not, and carry the first to the end of the log under its
+//! own lsn and token. Promises C1 (only places change) and C4, its half: a mark is dropped only where a
+//! durable floor fences its token.
+//!
+//! | op | is carried while |
+//! |---|---|
+//! | put, delete | it is the newest version of its key; a delete goes when no segment holds an older version of the key, no snapshot sees one, and its mark is kept elsewhere or fenced |
+//! | grant, mark; a put or delete that set a mark | it is the state of its fence, and the floor does not fence its token. Where the value is gone, as a mark; a grant whose lease is over, too |
+//! | release | its grant is still one |
+//! | floor, counter | it is the highest |
+//! | keyspace | always |
+//!
+//! Read next: `compact.rs`.
+
+use crate::append::{Frame, frame_bytes, room};
+use crate::engine::{Engine, KeyspaceState, Tail};
+use crate::error::Result;
+use crate::fence::is_fenced;
+use crate::log::pool::Need;
+use crate::log::scan::Table;
+use crate::log::segment::{OpRef, Segment, Segments};
+use crate::log::usage::Weight;
+use crate::op::{Class, Kind, Links, Op};
+use crate::options::Scope;
+use crate::sync::{Arc, Ordering};
+use crate::types::{Location, Lsn, SegmentId, Token};
+use crossbeam_epoch::Guard;
+use std::collections::HashSet;
+
+/// A segment that is being compacted, every byte of it proven.
+pub(crate) struct Victim {
+    pub segment: Arc<Segment>,
+    pub table: Table,
+    /// No older segment holds a version that one of its deletes covers.
+    pub is_oldest: bool,
+}
+
+impl Victim {
+    pub fn id(&self) -> SegmentId {
+        self.segment.id
+    }
+
+    pub fn ops(&self) -> impl Iterator<Item = Result<OpRef<'_>>> {
+        Table::offsets(self.table.bytes()).map(|offset| match offset {
+            Some(offset) => self.segment.op(offset),
+            None => Err(self.segment.corrupt(0, "the key table points nowhere")),
+        })
+    }
+}
+
+/// The fence whose state an op may be.
+pub(crate) fn state_name<'k>(keyspace: &KeyspaceState, op: &'k OpRef<'_>) -> Option<&'k [u8]> {
+    match op.head.kind {
+        Kind::Grant | Kind::Mark => Some(op.key()),
+        Kind::Put | Kind::Delete if op.head.fence().is_some() => Some(keyspace.fence_of(op.key())),
+        _ => None,
+    }
+}
+
+/// What an op is needed for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Role {
+    /// It never was that, or something newer is.
+    None,
+    Keep,
+    /// It is the newest, and nobody needs to know any more.
+    Drop,
+}
+
+/// What becomes of one op.
+struct Fate<'a> {
+    op: &'a OpRef<'a>,
+    keyspace: Option<Arc<KeyspaceState>>,
+    /// As a version of its key, and the hash of that.
+    version: (Role, u64),
+    /// As the state of its fence, and the hash of that.
+    state: (Role, u64),
+    /// What it is written as, if it is carried.
+    carried: Option<Op<'a>>,
+}
+
+/// About so many bytes are carried in one frame: they ride with a group, whose writers wait for them.
+const CHUNK_BYTES: usize = 32 << 10;
+
+impl Engine {
+    /// Carries what is needed of a segment to the end of the log. `needed`: the hashes of keys whose delete
+    /// must stay, if that was looked up; else only the oldest segment lets its deletes go.
+    pub fn carry(&self, victim: &Victim, needed: Option<&HashSet<u64>>) -> Result<()> {
+        let mut chunk = Vec::new();
+        let mut payload = 0;
+        for op in victim.ops() {
+            let op = op?;
+            if !self.may_be_needed(&op) {
+                continue;
+            }
+            victim.segment.check_value(&op)?;
+            payload += op.key().len() + op.value().len();
+            chunk.push(op);
+            if payload + frame_bytes(chunk.len(), 0) >= CHUNK_BYTES {
+                self.carry_chunk(victim, &chunk, payload, needed)?;
+                chunk.clear();
+                payload = 0;
+            }
+        }
+        self.carry_chunk(victim, &chunk, payload, needed)
+    }
+
+    /// Without a lock: what is not needed now never will be.
+    fn may_be_needed(&self, op: &OpRef<'_>) -> bool {
+        let Some(keyspace) = self.keyspace_by_id(op.head.keyspace) else { return true };
+        let guard = crossbeam_epoch::pin();
+        let place = Segments::place(op.at);
+        let stands = |class, name: &[u8]| self.slots.holds(self.hash(&keyspace, class, name), place, &guard);
+        match op.head.kind {
+            Kind::Put | Kind::Delete | Kind::Grant | Kind::Mark => {
+                op.head.kind.is_value() && stands(Class::Key, op.key())
+                    || state_name(&keyspace, op).is_some_and(|name| stands(Class::Fence, name))
+            }
+            _ => true,
+        }
+    }
+
+    fn carry_chunk(
+        &self,
+        victim: &Victim,
+        ops: &[OpRef<'_>],
+        payload: usize,
+        needed: Option<&HashSet<u64>>,
+    ) -> Result<()> {
+        if ops.is_empty() {
+            return Ok(());
+        }
+        let room = room(frame_bytes(ops.len(), payload), ops.len());
+        let (lsn, group) = self.with_room(room, Need::Compaction, |tail| -> Result<_> {
+            let guard = crossbeam_epoch::pin();
+            // Nobody will look further back than this any more.
+            let seen_by_all = self.snapshots.oldest(self.progress.durable());
+            let fates: Result<Vec<Fate<'_>>> = ops
+                .iter()
+                .map(|op| self.fate(tail, op, victim.is_oldest, needed, seen_by_all, &guard))
+                .collect();
+            self.settle_fates(tail, fates?);
+            Ok((tail.last(), tail.group_of(tail.last())))
+        })??;
+        // One chunk after the other, so that what is carried never crowds out what is written.
+        self.wait_durable(lsn, group)
+    }
+
+    fn fate<'a>(
+        &self,
+        tail: &Tail,
+        op: &'a OpRef<'a>,
+        is_oldest: bool,
+        needed: Option<&HashSet<u64>>,
+        seen_by_all: Lsn,
+        guard: &Guard,
+    ) -> Result<Fate<'a>> {
+        let keyspace = self.keyspace_by_id(op.head.keyspace);
+        let mut fate = Fate {
+            op,
+            keyspace: keyspace.clone(),
+            version: (Role::None, 0),
+            state: (Role::None, 0),
+            carried: None,
+        };
+        let whole = Op { links: Links { moved: Some(op.lsn), ..op.head.links(&op.bytes) }, ..op.op() };
+        let Some(keyspace) = keyspace else {
+            // The counter belongs to no keyspace.
+            fate.carried = (op.head.token >= tail.counter).then_some(whole);
+            return Ok(fate);
+        };
+        let place = Segments::place(op.at);
+        match op.head.kind {
+            Kind::Keyspace => fate.carried = Some(whole),
+            Kind::Counter => fate.carried = (op.head.token >= tail.counter).then_some(whole),
+            Kind::Floor => fate.carried = (op.lsn == keyspace.floor_lsn()).then_some(whole),
+            Kind::Release => {
+                let hash = self.hash(&keyspace, Class::Fence, op.key());
+                let state = self.newest(&keyspace, Class::Fence, op.key(), hash, guard)?;
+                let is_needed = state
+                    .is_some_and(|state| state.head.kind == Kind::Grant && state.head.token == op.head.token);
+                fate.carried = is_needed.then_some(whole);
+            }
+            Kind::Put | Kind::Delete | Kind::Grant | Kind::Mark => {
+                // Upholds C4.
+                let is_covered = Token::new(op.head.token)
+                    .is_ok_and(|token| is_fenced(token, 0, keyspace.floor_durable()));
+                if let Some(name) = state_name(&keyspace, op) {
+                    let hash = self.hash(&keyspace, Class::Fence, name);
+                    if self.slots.holds(hash, place, guard) {
+                        fate.state = (if is_covered { Role::Drop } else { Role::Keep }, hash);
+                    }
+                }
+                if op.head.kind.is_value() {
+                    let hash = self.hash(&keyspace, Class::Key, op.key());
+                    if self.slots.holds(hash, place, guard) {
+                        let may_go = op.head.kind == Kind::Delete
+                            && op.lsn <= seen_by_all
+                            && (is_oldest || needed.is_some_and(|needed| !needed.contains(&hash)))
+                            // In `Scope::Key` the version is the state as well.
+                            && (keyspace.options.scope != Scope::Key || is_covered);
+                        fate.version = (if may_go { Role::Drop } else { Role::Keep }, hash);
+                    }
+                }
+                fate.carried = self.carried(&fate, &keyspace, whole, seen_by_all);
+            }
+        }
+        Ok(fate)
+    }
+
+    /// The op as it is carried: with the links that somebody may still follow, and as a mark where nothing
+    /// but that is needed.
+    fn carried<'a>(
+        &self,
+        fate: &Fate<'a>,
+        keyspace: &KeyspaceState,
+        whole: Op<'a>,
+        seen_by_all: Lsn,
+    ) -> Option<Op<'a>> {
+        let is_version = fate.version.0 == Role::Keep;
+        let is_state = fate.state.0 == Role::Keep;
+        if !is_version && !is_state {
+            return None;
+        }
+        let knows = is_state || keyspace.options.scope == Scope::Key;
+        let links = Links {
+            previous: whole.links.previous.filter(|_| is_version && fate.op.lsn > seen_by_all),
+            fence: is_state.then_some(None),
+            last: whole.links.last.filter(|_| knows),
+            predecessor: whole.links.predecessor.filter(|_| knows),
+            moved: whole.links.moved,
+        };
+        let is_held = || {
+            let grant = self.leases.current(keyspace.id, whole.key);
+            grant.is_some_and(|grant| {
+                grant.token().get() == whole.token && (!grant.is_ended() || grant.is_recorded())
+            })
+        };
+        Some(match whole.kind {
+            Kind::Put | Kind::Delete if !is_version => {
+                Op { kind: Kind::Mark, key: keyspace.fence_of(whole.key), value: b"", links, ..whole }
+            }
+            Kind::Grant if !is_held() => Op { kind: Kind::Mark, value: b"", links, ..whole },
+            _ => Op { links, ..whole },
+        })
+    }
+
+    /// Appends what is carried as one frame, points the names at it, and forgets what is dropped.
+    fn settle_fates(&self, tail: &mut Tail, fates: Vec<Fate<'_>>) {
+        let lsn = tail.next;
+        let Tail { active, scratch, .. } = &mut *tail;
+        let active = active.as_mut().expect("reserved before");
+        let mut frame = Frame::begin(active, scratch, lsn);
+        let mut places = Vec::with_capacity(fates.len());
+        for fate in &fates {
+            let value_checksum = fate.op.head.value_checksum();
+            let checksum = value_checksum.filter(|_| fate.carried.is_some_and(|op| !op.value.is_empty()));
+            places.push(fate.carried.map(|op| frame.push(&op, checksum)));
+        }
+        frame.finish();
+        if places.iter().any(Option::is_some) {
+            self.counters.carried.fetch_add(tail.scratch.len() as u64, Ordering::Relaxed);
+            self.close_frame(tail);
+        }
+        for (fate, place) in fates.iter().zip(places) {
+            self.point_carried(tail, fate, place);
+        }
+    }
+
+    fn point_carried(&self, tail: &mut Tail, fate: &Fate<'_>, place: Option<(Location, Weight)>) {
+        let Fate { op, version, state, .. } = fate;
+        let old = Segments::place(op.at);
+        for (role, hash) in [version, state] {
+            match (role, place) {
+                (Role::None, _) => continue,
+                (Role::Keep, Some((new, _))) => {
+                    let found = tail.slots.replace(*hash, old, Segments::place(new));
+                    debug_assert!(found, "it stood there under this lock");
+                }
+                _ => {
+                    let found = tail.slots.remove(*hash, old);
+                    debug_assert!(found, "it stood there under this lock");
+                }
+            }
+        }
+        if version.0 != Role::None {
+            tail.usage.remove(op.at, Weight::of(&op.head));
+            tail.usage.bury(op.at);
+        } else if state.0 != Role::None {
+            tail.usage.remove(op.at, Weight::as_state(&op.head));
+        }
+        if let Some((new, weight)) = place {
+            tail.usage.add(new, weight);
+        }
+        if let (Role::Drop, Some(keyspace)) = (version.0, &fate.keyspace) {
+            keyspace.keys.remove(op.key());
+            self.counters.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The hashes of keys that are deleted in `victims` and have an older version in a segment that stays.
+    pub fn needed_deletes(&self, victims: &[Victim], others: &[Victim]) -> Result<HashSet<u64>> {
+        let mut deleted = HashSet::new();
+        self.each_version(victims, |kind, hash| {
+            if kind == Kind::Delete {
+                deleted.insert(hash);
+            }
+        })?;
+        let mut needed = HashSet::new();
+        self.each_version(others, |_, hash| {
+            if deleted.contains(&hash) {
+                needed.insert(hash);
+            }
+        })?;
+        Ok(needed)
+    }
+
+    fn each_version(&self, segments: &[Victim], mut each: impl FnMut(Kind, u64)) -> Result<()> {
+        for op in segments.iter().flat_map(Victim::ops) {
+            let op = op?;
+            if op.head.kind.is_value()
+                && let Some(keyspace) = self.keyspace_by_id(op.head.keyspace)
+            {
+                each(op.head.kind, self.hash(&keyspace, Class::Key, op.key()));
+            }
+        }
+        Ok(())
+    }
+}

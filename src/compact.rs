@@ -1,0 +1,355 @@
+//! Giving space back: what is needed of a segment is carried to the end of the log, then the segment goes.
+//!
+//! ```text
+//!  choose   the segments that hold the least of what is needed                    log/usage.rs
+//!  fold     marks that nobody needs become one floor, durable first               fold.rs
+//!  carry    what is needed, under its own lsn, to the end of the log; synced      carry.rs
+//!  retire   once `visible` and every snapshot have passed that: out of STORE      log/pool.rs
+//!  reclaim  once nobody reads it: a spare again, or removed
+//! ```
+//!
+//! Promises C1 to C4: places change and nothing else; a segment goes only when nobody needs it; a crash at
+//! any step leaves the old segment listed, or all that was needed of it durable elsewhere. One round at a
+//! time, behind one lock.
+//!
+//! Read next: `carry.rs`, what is needed and what is not.
+
+use crate::append::{frame_bytes, room};
+use crate::carry::Victim;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::format::header::Listed;
+use crate::log::pool::Need;
+use crate::log::scan::Table;
+use crate::log::segment::{Segment, Segments};
+use crate::log::usage::Used;
+use crate::sync::{Arc, Ordering};
+use crate::types::{Lsn, SegmentId};
+use std::thread;
+
+/// What one compaction did; from [`Db::compact`](crate::Db::compact).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Compacted {
+    /// Segments that were retired.
+    pub segments: u32,
+    /// Bytes that they took on disk.
+    pub bytes: u64,
+    /// Segments that hold nothing needed now, and wait for older snapshots to be dropped.
+    pub waiting: u32,
+}
+
+/// What compaction is in the middle of.
+#[derive(Default)]
+pub(crate) struct Compactor {
+    /// Segments out of which everything was carried, by what was appended last then.
+    drained: Vec<(Vec<SegmentId>, Lsn)>,
+    /// Struck out of the list; somebody may still read them.
+    retired: Vec<(Listed, Arc<Segment>)>,
+    /// How much had been appended when carried deletes and marks were last looked at again.
+    looked_at: u64,
+}
+
+/// The deletes that may go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Deletes {
+    /// Those of the oldest segment that is not all needed.
+    Oldest,
+    /// All that no other segment holds an older version for: costs a look at every version there is.
+    LookedUp,
+}
+
+/// A store may take so much more than what is needed of it before space is given back, in percent; and so
+/// much more again before a write waits for that.
+const SLACK_PERCENT: u64 = 46;
+const WAIT_PERCENT: u64 = 4;
+/// In small stores, so many segments instead.
+const SLACK_SEGMENTS: u64 = 7;
+const WAIT_SEGMENTS: u64 = 2;
+/// A segment is not worth a round unless this share of it comes back, in percent.
+const WORTH_PERCENT: u64 = 15;
+/// Segments of one round: more cost fewer syncs, and hold back more space meanwhile.
+const ROUND: usize = 16;
+/// So many segments cut short, by opens and checkpoints, are made one.
+const SHORT_ONES: usize = 16;
+
+impl Engine {
+    /// At how many bytes on disk space is given back, and at how many a write waits for it.
+    pub fn space_bounds(&self) -> (u64, u64) {
+        let live = self.tail.lock().usage.live();
+        let segment = self.pool.usual_bytes() as u64;
+        let soft = live + (live * SLACK_PERCENT / 100).max(SLACK_SEGMENTS * segment);
+        (soft, soft + (live * WAIT_PERCENT / 100).max(WAIT_SEGMENTS * segment))
+    }
+
+    /// One round, if one is worth it; says whether it freed anything.
+    ///
+    /// # Errors
+    /// No room to carry anything, a failed disk, or damage: the segment that holds it is left alone.
+    pub fn compact_some(&self) -> Result<bool> {
+        let mut compactor = self.compactor.lock();
+        self.check_open()?;
+        let mut freed = self.retire_drained(&mut compactor)?;
+        let (soft, _) = self.space_bounds();
+        if compactor.drained.is_empty() {
+            let again = self.is_time_to_look(&mut compactor);
+            let chosen = if again { self.choose_carried() } else { self.choose(soft) };
+            if !chosen.is_empty() {
+                let deletes = if again { Deletes::LookedUp } else { Deletes::Oldest };
+                freed |= self.round(&mut compactor, &chosen, deletes)?;
+            }
+        }
+        self.reclaim(&mut compactor, false);
+        Ok(freed)
+    }
+
+    /// Gives back all space that can be had now.
+    ///
+    /// # Errors
+    /// As [`Engine::compact_some`].
+    pub fn compact_all(&self) -> Result<Compacted> {
+        let mut compactor = self.compactor.lock();
+        self.check_open()?;
+        let before = self.counters.retired.load(Ordering::Relaxed);
+        let bytes_before = self.counters.retired_bytes.load(Ordering::Relaxed);
+        self.seal_active()?;
+        let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
+        // The oldest first: then a delete finds what it covers gone.
+        all.sort_by_key(|used| used.order);
+        all.retain(|used| used.garbage() * 16 > used.sealed.unwrap_or(0) as u64 || used.carried > 0);
+        let most = self.pool.usual_bytes() as u64;
+        while compactor.drained.is_empty() && !all.is_empty() {
+            let count = first_within(&all, most, 4 * ROUND);
+            let chosen: Vec<SegmentId> = all.drain(..count).map(|used| used.id).collect();
+            self.round(&mut compactor, &chosen, Deletes::LookedUp)?;
+        }
+        self.reclaim(&mut compactor, true);
+        let waiting = compactor.drained.iter().map(|(segments, _)| segments.len() as u32).sum();
+        Ok(Compacted {
+            segments: (self.counters.retired.load(Ordering::Relaxed) - before) as u32,
+            bytes: self.counters.retired_bytes.load(Ordering::Relaxed) - bytes_before,
+            waiting,
+        })
+    }
+
+    /// The segments of which the least is needed, while the store takes more than `soft` bytes.
+    fn choose(&self, soft: u64) -> Vec<SegmentId> {
+        let usual = self.pool.usual_bytes() as u64;
+        let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
+        let short = |used: &Used| used.sealed.is_some_and(|bytes| (bytes as u64) < usual / 4);
+        if all.iter().filter(|used| short(used)).count() >= SHORT_ONES {
+            all.retain(short);
+        } else if self.pool.disk_bytes() <= soft {
+            return Vec::new();
+        } else {
+            all.retain(|used| used.garbage() * 100 >= used.sealed.unwrap_or(0) as u64 * WORTH_PERCENT);
+        }
+        let needed = |used: &Used| used.live * 1000 / used.sealed.unwrap_or(1).max(1) as u64;
+        all.sort_by_key(|used| (needed(used), used.order));
+        all.truncate(first_within(&all, usual / 2, ROUND));
+        all.iter().map(|used| used.id).collect()
+    }
+
+    /// Whether so much was written since that deletes and marks carried on are worth another look.
+    fn is_time_to_look(&self, compactor: &mut Compactor) -> bool {
+        let (carried, live) = {
+            let tail = self.tail.lock();
+            (tail.usage.carried(), tail.usage.live())
+        };
+        let appended = self.appended_bytes.load(Ordering::Relaxed);
+        let is_much = carried > (live / 8).max(self.pool.usual_bytes() as u64);
+        let is_time = is_much && appended - compactor.looked_at >= 4 * carried;
+        if is_time {
+            compactor.looked_at = appended;
+        }
+        is_time
+    }
+
+    fn choose_carried(&self) -> Vec<SegmentId> {
+        let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
+        all.retain(|used| used.carried * 4 > used.sealed.unwrap_or(0) as u64);
+        all.sort_by_key(|used| used.order);
+        all.truncate(ROUND);
+        all.iter().map(|used| used.id).collect()
+    }
+
+    /// One round: see the top of this file. Says whether it freed anything.
+    fn round(&self, compactor: &mut Compactor, chosen: &[SegmentId], deletes: Deletes) -> Result<bool> {
+        let victims = self.victims(chosen)?;
+        if victims.is_empty() {
+            return Ok(false);
+        }
+        self.fold(&victims)?;
+        let needed = match deletes {
+            Deletes::Oldest => None,
+            Deletes::LookedUp => Some(self.needed_deletes(&victims, &self.others(chosen)?)?),
+        };
+        for victim in &victims {
+            self.carry(victim, needed.as_ref())?;
+        }
+        let end = self.sync_behind()?;
+        let ids: Vec<SegmentId> = victims.iter().map(Victim::id).collect();
+        let mut tail = self.tail.lock();
+        ids.iter().filter_map(|&id| Some(tail.usage.of(id)?.is_done = true)).count();
+        drop(tail);
+        compactor.drained.push((ids, end));
+        self.retire_drained(compactor)
+    }
+
+    /// The chosen segments, proven. One that is damaged is left alone from now on: it is for `verify` and
+    /// `salvage`, and reading it says so too.
+    fn victims(&self, chosen: &[SegmentId]) -> Result<Vec<Victim>> {
+        let mut victims = Vec::with_capacity(chosen.len());
+        for &id in chosen {
+            match self.prove(id) {
+                Ok(Some((segment, table))) => {
+                    victims.push(Victim { segment, table, is_oldest: self.is_oldest(id, chosen) })
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    if let Some(used) = self.tail.lock().usage.of(id) {
+                        used.is_done = true;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(victims)
+    }
+
+    fn prove(&self, id: SegmentId) -> Result<Option<(Arc<Segment>, Table)>> {
+        let segment = {
+            let guard = crossbeam_epoch::pin();
+            self.segments.get(Segments::slot(id), &guard).filter(|segment| segment.id == id).cloned()
+        };
+        segment.map(|segment| segment.prove()).transpose()
+    }
+
+    /// Whether all that is older than a segment, and is not chosen with it, is needed: then no delete in it
+    /// covers anything there.
+    fn is_oldest(&self, id: SegmentId, chosen: &[SegmentId]) -> bool {
+        let mut tail = self.tail.lock();
+        let Some(order) = tail.usage.of(id).map(|used| used.order) else { return false };
+        let older = tail.usage.iter().filter(|used| used.order < order && !chosen.contains(&used.id));
+        older.fold(0, |dead, used| dead + used.dead) == 0
+    }
+
+    /// All other sealed segments that hold a version which is not the newest.
+    fn others(&self, chosen: &[SegmentId]) -> Result<Vec<Victim>> {
+        let ids: Vec<SegmentId> = {
+            let tail = self.tail.lock();
+            let others = tail.usage.iter().filter(|used| used.dead > 0 && used.sealed.is_some());
+            others.map(|used| used.id).filter(|id| !chosen.contains(id)).collect()
+        };
+        let proven = ids.into_iter().filter_map(|id| self.prove(id).transpose());
+        proven
+            .map(|found| found.map(|(segment, table)| Victim { segment, table, is_oldest: false }))
+            .collect()
+    }
+
+    /// Makes everything durable that was carried, with at least one frame behind the victims: what holds the
+    /// newest lsn and the counter is never retired.
+    fn sync_behind(&self) -> Result<Lsn> {
+        let (lsn, group) = self.with_room(room(frame_bytes(0, 0), 0), Need::Compaction, |tail| {
+            if tail.active.as_ref().is_some_and(|active| active.frames == 0) {
+                self.append_idle(tail, true);
+            }
+            (tail.last(), tail.group_of(tail.last()))
+        })?;
+        self.wait_durable(lsn, group)?;
+        Ok(lsn)
+    }
+
+    /// Strikes out what is drained and needed by no reader any more. Upholds C2 and C3.
+    fn retire_drained(&self, compactor: &mut Compactor) -> Result<bool> {
+        let seen_by_all = self.snapshots.oldest(self.progress.durable());
+        let mut freed = false;
+        while let Some((segments, _)) = compactor.drained.first().filter(|(_, end)| *end <= seen_by_all) {
+            let listed = self.pool.retire(segments).map_err(|e| Error::io("writing STORE", e));
+            self.check_list();
+            for listed in listed? {
+                self.counters.retired.fetch_add(1, Ordering::Relaxed);
+                self.counters.retired_bytes.fetch_add(listed.bytes as u64, Ordering::Relaxed);
+                self.tail.lock().usage.forget(listed.segment);
+                if let Some(segment) = self.segments.remove(listed.segment) {
+                    compactor.retired.push((listed, segment));
+                }
+            }
+            compactor.drained.remove(0);
+            freed = true;
+        }
+        // Without threads nobody comes back to it.
+        self.reclaim(compactor, !self.options.background);
+        Ok(freed)
+    }
+
+    /// Uses again, or removes, the files of retired segments that nobody reads any more. A file that a value
+    /// points into is removed at once: its bytes stay for as long as that value.
+    fn reclaim(&self, compactor: &mut Compactor, patiently: bool) {
+        const TRIES: usize = 10_000;
+        for (listed, mut segment) in std::mem::take(&mut compactor.retired) {
+            for _ in 0..if patiently { TRIES } else { 1 } {
+                crossbeam_epoch::pin().flush();
+                if segment.pins.pinned() > 0 || Arc::strong_count(&segment) == 1 {
+                    break;
+                }
+                thread::yield_now();
+            }
+            match Arc::try_unwrap(segment) {
+                // A spare less is made by `provide` when it is missed.
+                Ok(Segment { file, .. }) => drop(self.pool.recycle(listed, file)),
+                Err(read) if !patiently && read.pins.pinned() == 0 => {
+                    segment = read;
+                    compactor.retired.push((listed, segment));
+                }
+                Err(_) => self.pool.remove(listed),
+            }
+        }
+        self.check_list();
+    }
+
+    /// Whether something waits for a reader to leave.
+    pub fn compaction_waits(&self) -> bool {
+        let compactor = self.compactor.lock();
+        !compactor.drained.is_empty() || !compactor.retired.is_empty()
+    }
+
+    /// Seals the active segment, so that it can be compacted or linked as well.
+    pub fn seal_active(&self) -> Result<()> {
+        self.retire_active(&mut self.tail.lock());
+        self.commit_now()
+    }
+
+    /// For a write that found no spare: gives space back where the store takes too much, else makes one.
+    pub fn make_room(&self, bytes: u32, need: Need) -> Result<()> {
+        let may_compact = need != Need::Compaction && self.options.compaction;
+        if may_compact && self.pool.disk_bytes() >= self.space_bounds().1 && self.compact_for_room() {
+            return Ok(());
+        }
+        let provided = self.pool.provide(bytes, need);
+        self.check_list();
+        match provided {
+            // The disk is full: what is no longer needed makes room.
+            Err(Error::NoSpace { .. }) if may_compact && self.compact_for_room() => Ok(()),
+            provided => provided,
+        }
+    }
+
+    /// Whether a round gave a segment back. That it failed is for whoever asks for compaction itself.
+    fn compact_for_room(&self) -> bool {
+        self.compact_some().unwrap_or(false)
+    }
+}
+
+/// How many of the first hold no more than `most` bytes that are needed: at least one.
+fn first_within(all: &[Used], most: u64, count: usize) -> usize {
+    let sums = all.iter().scan(0, |sum, used| {
+        *sum += used.live;
+        Some(*sum)
+    });
+    sums.take(count).take_while(|sum| *sum <= most).count().max(1)
+}
+
+fn is_choosable(used: &Used) -> bool {
+    used.sealed.is_some() && !used.is_done
+}

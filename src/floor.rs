@@ -1,0 +1,134 @@
+//! The floor of a keyspace: one mark that no fence of it is below.
+//!
+//! One job: the calls that raise it or show it. Compaction raises it too, over marks that nobody needs any
+//! more: see `fold.rs`.
+//!
+//! Read next: `block.rs`.
+
+use crate::admit::Refused;
+use crate::append::{frame_bytes, room};
+use crate::engine::{FenceView, fenced};
+use crate::error::{Error, Result};
+use crate::fence::{self, FenceState, Refusal};
+use crate::keyspace::{Keyspace, Raised};
+use crate::log::pool::Need;
+use crate::options::Tokens;
+use crate::sync::Ordering;
+use crate::types::{Excerpt, Mark, Token};
+
+/// The keyspace-wide mark; from [`Keyspace::floor`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[non_exhaustive]
+pub struct Floor {
+    /// Tokens below it are fenced on every key.
+    pub mark: Mark,
+    /// It was raised by compaction or [`Keyspace::retire_below`] and fences the token equal to it as well.
+    pub is_folded: bool,
+}
+
+impl Keyspace {
+    /// Raises the floor of the keyspace to `token`, durably: one record revokes every writer with a
+    /// lower token, of every fence, and ends their leases. For a cut-over. Opens a restored keyspace.
+    ///
+    /// # Errors
+    /// As [`Keyspace::raise`], but for [`Error::TokenJump`] and [`Error::NeedsFloor`].
+    pub fn raise_all(&self, token: Token) -> Result<Raised> {
+        let engine = &self.shared.engine;
+        let floor = fence::Floor { token: token.get(), exclusive: false };
+        let durable = self.state.floor_durable();
+        if fence::is_fenced(token, 0, durable) {
+            // At once, and of a poisoned store too: the durable floor alone says so.
+            engine.counters.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(fenced(token, b"", &FenceState::default(), durable));
+        }
+        let (answer, already) = engine.with_room(room(frame_bytes(1, 1), 1), Need::Privileged, |tail| {
+            let old = self.state.floor_appended();
+            let mut rule = self.state.rule();
+            rule.jump_cap = None;
+            let already = old == floor && !self.state.is_closed();
+            let judged = match fence::check_raise(token, &FenceState::default(), old, &rule, tail.counter) {
+                Ok(()) if already => Ok(self.state.floor_lsn()),
+                Ok(()) => {
+                    let lsn = engine.append_floor(tail, &self.state, floor);
+                    // Upholds L5: leases below it are over before the call returns.
+                    engine.leases.end_below(self.state.id, token);
+                    Ok(lsn)
+                }
+                Err(Refusal::Fenced) => Err(Refused {
+                    error: fenced(token, b"", &FenceState::default(), old),
+                    rests_on: self.state.floor_lsn(),
+                }),
+                Err(_) => Err(Refused {
+                    error: Error::UnknownToken {
+                        token,
+                        mark: Mark::from_number(old.token),
+                        fence: Excerpt::new(b""),
+                    },
+                    rests_on: self.state.floor_lsn(),
+                }),
+            };
+            if judged.is_ok() {
+                self.state.set_closed(false);
+            }
+            (engine.answer(tail, judged), already)
+        })?;
+        let lsn = engine.settle(answer)?;
+        Ok(if already { Raised::Already } else { Raised::Now(lsn) })
+    }
+
+    /// The floor of the keyspace, durably: no fence of it is below. `None` when there is none yet.
+    pub fn floor(&self) -> Option<Floor> {
+        let floor = self.state.floor_durable();
+        (floor.token > 0).then(|| Floor { mark: Mark::from_number(floor.token), is_folded: floor.exclusive })
+    }
+
+    /// States that no writer uses a token below `token` any more, in a keyspace of external tokens: they are
+    /// fenced from now on, durably, and compaction forgets the marks of fences that only knew such ones.
+    /// Where the store issues the tokens it knows that by itself.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`]: the floor is above `token` already. [`Error::InvalidArgument`]: the store issues
+    /// the tokens of this keyspace. [`Error::NeedsFloor`] in a restored keyspace: raise it with
+    /// [`Keyspace::raise_all`] first. [`Error::NoSpace`], [`Error::Indeterminate`], [`Error::Poisoned`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = tidewall::Db::open(dir.path().join("data"))?;
+    /// use tidewall::{Error, KeyspaceOptions, Token, Tokens};
+    /// let rows = db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External))?;
+    /// rows.put(Token::new(7)?, b"row", b"value")?;
+    /// rows.delete(Token::new(7)?, b"row")?;
+    /// rows.retire_below(Token::new(100)?)?; // the lock service has got that far
+    /// db.compact()?; // nothing is left of the row, and nothing can bring it back
+    /// assert!(matches!(rows.put(Token::new(99)?, b"row", b"late"), Err(Error::Fenced { .. })));
+    /// rows.put(Token::new(100)?, b"row", b"new")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn retire_below(&self, token: Token) -> Result<Raised> {
+        if self.state.options.tokens == Tokens::Store {
+            return Err(Error::invalid(format!(
+                "keyspace {:?} gets its tokens from this store, which knows itself which are in use",
+                self.state.name
+            )));
+        }
+        let engine = &self.shared.engine;
+        let floor = fence::Floor { token: token.get() - 1, exclusive: true };
+        let (answer, already) = engine.with_room(room(frame_bytes(1, 1), 1), Need::Privileged, |tail| {
+            let old = self.state.floor_appended();
+            let already = floor.token == 0 || old == floor;
+            let judged = if self.state.is_closed() {
+                Err(Refused::from(Error::NeedsFloor { keyspace: self.state.name.clone() }))
+            } else if fence::is_fenced(token, 0, old) {
+                let error = fenced(token, b"", &FenceState::default(), old);
+                Err(Refused { error, rests_on: self.state.floor_lsn() })
+            } else if already || old.token >= token.get() {
+                Ok(self.state.floor_lsn())
+            } else {
+                Ok(engine.append_floor(tail, &self.state, floor))
+            };
+            (engine.answer(tail, judged), already)
+        })?;
+        let lsn = engine.settle(answer)?;
+        Ok(if already { Raised::Already } else { Raised::Now(lsn) })
+    }
+}

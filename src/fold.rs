@@ -1,0 +1,128 @@
+//! Marks that nobody needs any more become one floor.
+//!
+//! One job: raise the floor of a keyspace to the largest mark that compaction is about to drop. Promises
+//! C4, its half: the floor is durable before a mark is dropped, and below the token of every lease of the
+//! keyspace that is live, pending, or from before the open and not yet certain to be over.
+//!
+//! The floor is exclusive: a token equal to it is fenced too, for nobody knows any more which fence it was
+//! granted for. Keyspaces of external tokens are never folded: see `Keyspace::retire_below`.
+//!
+//! Read next: `carry.rs`, which drops what the floor covers.
+
+use crate::append::{frame_bytes, room};
+use crate::carry::{Victim, state_name};
+use crate::engine::{Engine, KeyspaceState, When};
+use crate::error::Result;
+use crate::fence::{Floor, is_fenced};
+use crate::log::pool::Need;
+use crate::log::segment::{OpRef, Segments};
+use crate::op::{Class, Kind};
+use crate::options::{Scope, Tokens};
+use crate::sync::{Arc, Ordering};
+use crate::types::{KeyspaceId, Token, Ttl};
+use std::collections::BTreeMap;
+use std::ops::{Bound, ControlFlow};
+
+/// A grant from before the open: its holder may still be at work until `until`.
+#[derive(Debug)]
+pub(crate) struct Afterlife {
+    pub keyspace: KeyspaceId,
+    pub fence: Box<[u8]>,
+    pub token: Token,
+    pub until: u64,
+}
+
+impl Engine {
+    /// Raises the floors over the marks in `victims` that nobody needs, durably.
+    pub fn fold(&self, victims: &[Victim]) -> Result<()> {
+        let mut floors: BTreeMap<KeyspaceId, (Arc<KeyspaceState>, u64)> = BTreeMap::new();
+        let mut limits = BTreeMap::new();
+        for op in victims.iter().flat_map(Victim::ops) {
+            let op = op?;
+            let Some(keyspace) = self.keyspace_by_id(op.head.keyspace) else { continue };
+            let token = op.head.token;
+            let known = floors.get(&keyspace.id).map_or(0, |(_, token)| *token);
+            if keyspace.options.tokens != Tokens::Store || token <= known || !self.is_idle(&keyspace, &op)? {
+                continue;
+            }
+            let limit = *limits.entry(keyspace.id).or_insert_with(|| self.lowest_needed(&keyspace));
+            if limit.is_none_or(|limit| token < limit.get()) {
+                floors.insert(keyspace.id, (keyspace, token));
+            }
+        }
+        for (keyspace, token) in floors.into_values() {
+            let floor = Floor { token, exclusive: true };
+            let (lsn, group) = self.with_room(room(frame_bytes(1, 1), 1), Need::Compaction, |tail| {
+                let before = keyspace.floor_appended();
+                if (before.token, before.exclusive) >= (token, true) {
+                    return (keyspace.floor_lsn(), tail.group_of(keyspace.floor_lsn()));
+                }
+                self.counters.folds.fetch_add(1, Ordering::Relaxed);
+                // Every lease below it is over: counting them has ended those that ran out.
+                (self.append_floor(tail, &keyspace, floor), tail.group)
+            })?;
+            self.wait_durable(lsn, group)?;
+        }
+        Ok(())
+    }
+
+    /// The lowest token of the keyspace that somebody may still write with. Leases that are over are ended on
+    /// the way, so that none of them can be renewed after it was not counted; grants that come later
+    /// have higher tokens than any mark there is now.
+    pub fn lowest_needed(&self, keyspace: &KeyspaceState) -> Option<Token> {
+        let now = self.options.clock.now();
+        let mut lowest: Option<Token> = None;
+        let mut need = |token: Token| lowest = Some(lowest.map_or(token, |lowest| lowest.min(token)));
+        self.leases.for_each_of(keyspace.id, b"", |_, grant| {
+            grant.end_if_expired(now);
+            let is_for_ever = grant.is_recorded() && grant.ttl() == Ttl::INFINITE;
+            if !grant.is_free(now) || is_for_ever {
+                need(grant.token());
+            }
+        });
+        let mut afterlives = self.afterlives.lock();
+        afterlives.retain(|afterlife| afterlife.until > now);
+        for afterlife in afterlives.iter().filter(|afterlife| afterlife.keyspace == keyspace.id) {
+            if !self.is_superseded(keyspace, afterlife) {
+                need(afterlife.token);
+            }
+        }
+        lowest
+    }
+
+    fn is_superseded(&self, keyspace: &KeyspaceState, afterlife: &Afterlife) -> bool {
+        let guard = crossbeam_epoch::pin();
+        let hash = self.hash(keyspace, Class::Fence, &afterlife.fence);
+        let view = self.fence(keyspace, &afterlife.fence, hash, When::Visible, &guard);
+        // What cannot be read is not known to be superseded.
+        view.is_ok_and(|view| is_fenced(afterlife.token, view.state.mark, keyspace.floor_durable()))
+    }
+
+    /// Whether an op is the state of a fence that holds no key: its lease is asked for elsewhere.
+    fn is_idle(&self, keyspace: &KeyspaceState, op: &OpRef<'_>) -> Result<bool> {
+        let guard = crossbeam_epoch::pin();
+        let place = Segments::place(op.at);
+        if keyspace.options.scope == Scope::Key {
+            let class = if op.head.kind == Kind::Delete { Class::Key } else { Class::Fence };
+            let is_state = matches!(op.head.kind, Kind::Delete | Kind::Grant | Kind::Mark)
+                && self.slots.holds(self.hash(keyspace, class, op.key()), place, &guard);
+            if !is_state || class == Class::Key {
+                return Ok(is_state);
+            }
+            let hash = self.hash(keyspace, Class::Key, op.key());
+            let version = self.newest(keyspace, Class::Key, op.key(), hash, &guard)?;
+            return Ok(version.is_none_or(|version| version.head.kind != Kind::Put));
+        }
+        let Some(name) = state_name(keyspace, op) else { return Ok(false) };
+        if !self.slots.holds(self.hash(keyspace, Class::Fence, name), place, &guard) {
+            return Ok(false);
+        }
+        // The keys of a fence start with its name, so the first one at or behind the name tells.
+        let mut holds_key = false;
+        keyspace.keys.for_each_in(Bound::Included(name), Bound::Unbounded, |key| {
+            holds_key = keyspace.fence_of(key) == name;
+            ControlFlow::Break(())
+        });
+        Ok(!holds_key)
+    }
+}

@@ -1,0 +1,192 @@
+//! How much of each segment is still needed.
+//!
+//! One job: count, for each segment that was begun, the bytes of ops that are the newest of their name,
+//! and the versions that are not. Compaction chooses by the first; whether a delete may go is
+//! answered by the second. Promises that a segment without dead versions holds none that a delete covers.
+//!
+//! | op | counts as needed |
+//! |---|---|
+//! | put | until a newer version of its key is appended |
+//! | delete, grant, mark | not where it was written (by the time its segment is compacted it may go), but where compaction carried it, until it is superseded |
+//! | others | never: few and small |
+//!
+//! Read next: `compact.rs`.
+
+use super::segment::Segments;
+use crate::format::op::Head;
+use crate::op::Kind;
+use crate::types::{Location, SegmentId};
+
+/// One segment that was begun and not retired.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Used {
+    pub id: SegmentId,
+    /// Its place in the order of the log: later ones have higher numbers.
+    pub order: u64,
+    /// Bytes of ops that are needed.
+    pub live: u64,
+    /// Of these, deletes, grants and marks that compaction carried here.
+    pub carried: u64,
+    /// Versions of keys that are not the newest.
+    pub dead: u64,
+    /// What the file takes, once it is sealed.
+    pub sealed: Option<u32>,
+    /// All that is needed has been carried out of it, or it cannot be read.
+    pub is_done: bool,
+}
+
+impl Used {
+    /// What retiring it would give back.
+    pub fn garbage(&self) -> u64 {
+        self.sealed.map_or(0, |bytes| (bytes as u64).saturating_sub(self.live))
+    }
+}
+
+/// The segments of a store, by their slots.
+#[derive(Debug, Default)]
+pub(crate) struct Usage {
+    segments: Vec<Option<Used>>,
+    begun: u64,
+    live: u64,
+    carried: u64,
+}
+
+/// What an op counts for while it is the newest of its name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Weight {
+    bytes: u32,
+    is_carried: bool,
+}
+
+impl Weight {
+    pub fn new(kind: Kind, is_moved: bool, bytes: u32) -> Self {
+        match kind {
+            Kind::Put => Weight { bytes, is_carried: false },
+            Kind::Delete | Kind::Grant | Kind::Mark if is_moved => Weight { bytes, is_carried: true },
+            _ => Weight::default(),
+        }
+    }
+
+    pub fn of(head: &Head) -> Self {
+        Weight::new(head.kind, head.is_moved(), head.len())
+    }
+
+    /// As the state of its fence: a put is weighed as a version of its key.
+    pub fn as_state(head: &Head) -> Self {
+        match head.kind {
+            Kind::Grant | Kind::Mark => Weight::of(head),
+            _ => Weight::default(),
+        }
+    }
+}
+
+impl Usage {
+    /// A segment gets its first op.
+    pub fn begin(&mut self, id: SegmentId) {
+        let slot = Segments::slot(id) as usize;
+        if self.segments.len() <= slot {
+            self.segments.resize(slot + 1, None);
+        }
+        self.begun += 1;
+        let order = self.begun;
+        self.segments[slot] =
+            Some(Used { id, order, live: 0, carried: 0, dead: 0, sealed: None, is_done: false });
+    }
+
+    /// An op is the newest of its name.
+    pub fn add(&mut self, at: Location, weight: Weight) {
+        self.change(at, weight, u64::wrapping_add);
+    }
+
+    /// It is not any more.
+    pub fn remove(&mut self, at: Location, weight: Weight) {
+        self.change(at, weight, u64::wrapping_sub);
+    }
+
+    /// A version of a key is not the newest any more, or never was.
+    pub fn bury(&mut self, at: Location) {
+        if let Some(used) = self.of(at.segment) {
+            used.dead += 1;
+        }
+    }
+
+    fn change(&mut self, at: Location, weight: Weight, step: fn(u64, u64) -> u64) {
+        if weight.bytes == 0 {
+            return;
+        }
+        let carried = if weight.is_carried { weight.bytes as u64 } else { 0 };
+        // A segment that is gone took what it counted with it.
+        let Some(used) = self.of(at.segment) else { return };
+        used.live = step(used.live, weight.bytes as u64);
+        used.carried = step(used.carried, carried);
+        self.live = step(self.live, weight.bytes as u64);
+        self.carried = step(self.carried, carried);
+    }
+
+    pub fn of(&mut self, id: SegmentId) -> Option<&mut Used> {
+        let used = self.segments.get_mut(Segments::slot(id) as usize)?.as_mut()?;
+        (used.id == id).then_some(used)
+    }
+
+    /// The segment is sealed and takes so many bytes.
+    pub fn seal(&mut self, id: SegmentId, bytes: u32) {
+        if let Some(used) = self.of(id) {
+            used.sealed = Some(bytes);
+        }
+    }
+
+    /// The segment is retired.
+    pub fn forget(&mut self, id: SegmentId) {
+        let Some(used) = self.of(id).copied() else { return };
+        self.live = self.live.wrapping_sub(used.live);
+        self.carried = self.carried.wrapping_sub(used.carried);
+        self.segments[Segments::slot(id) as usize] = None;
+    }
+
+    /// Bytes needed in all segments.
+    pub fn live(&self) -> u64 {
+        self.live
+    }
+
+    /// Of these, deletes, grants and marks that compaction carried.
+    pub fn carried(&self) -> u64 {
+        self.carried
+    }
+
+    /// Every segment that was begun.
+    pub fn iter(&self) -> impl Iterator<Item = &Used> {
+        self.segments.iter().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(segment: u32) -> Location {
+        Location { segment: SegmentId(segment), offset: 5000 }
+    }
+
+    #[test]
+    fn what_is_counted_in_goes_out_again_and_a_retired_segment_takes_its_share() {
+        let mut usage = Usage::default();
+        let put = Weight { bytes: 100, is_carried: false };
+        let mark = Weight { bytes: 30, is_carried: true };
+        usage.begin(SegmentId(1));
+        usage.begin(SegmentId(2));
+        usage.add(at(1), put);
+        usage.add(at(2), put);
+        usage.add(at(2), mark);
+        usage.remove(at(1), put);
+        usage.bury(at(1));
+        usage.seal(SegmentId(1), 4096);
+        assert_eq!((usage.live(), usage.carried()), (130, 30));
+        let first = *usage.of(SegmentId(1)).unwrap();
+        assert_eq!((first.live, first.dead, first.garbage()), (0, 1, 4096));
+        usage.forget(SegmentId(2));
+        assert_eq!((usage.live(), usage.carried()), (0, 0));
+        usage.remove(at(2), mark);
+        assert_eq!(usage.live(), 0, "what is gone is not counted twice");
+        assert!(first.order < 2 && usage.iter().count() == 1);
+    }
+}
