@@ -148,6 +148,7 @@ impl Engine {
             table: active.table,
             frames: active.frames,
             last: Lsn::new(tail.next.get() - 1),
+            short: false,
         });
     }
 

@@ -182,6 +182,30 @@ impl Engine {
         }
     }
 
+    /// Makes everything appended so far durable and seals the segment in which it ends: its lsn, that segment
+    /// (0: there is none yet), and the length it was cut to, unless it was full.
+    ///
+    /// # Errors
+    /// The store takes no writes, or the disk failed and it is poisoned.
+    pub fn seal_short(&self) -> Result<(Lsn, u32, Option<u32>)> {
+        let mut committer = self.committer.lock();
+        let (lsn, short) = {
+            let mut tail = self.tail.lock();
+            self.check_open()?;
+            self.retire_active(&mut tail);
+            let short = tail.filled.back_mut().map(|filled| {
+                filled.short = true;
+                (filled.segment.id.0, sealed_short_bytes(filled.end, &filled.table))
+            });
+            (tail.last(), short)
+        };
+        let segment = short.map_or(committer.before.segment, |(segment, _)| segment);
+        let due = self.commit(&mut committer).map_err(|_| self.indeterminate())?;
+        drop(committer);
+        drop(due);
+        Ok((lsn, segment, short.map(|(_, bytes)| bytes)))
+    }
+
     /// Everything appended so far becomes one group; what comes later belongs to the next.
     fn take_group(&self) -> Group {
         let mut tail = self.tail.lock();
@@ -220,7 +244,7 @@ impl Engine {
             if self.write_frames(committer, &piece)? {
                 piece.segment.file.sync_data()?;
             }
-            self.seal(committer, filled, SealAt::EndOfFile)?;
+            self.seal(committer, filled, if filled.short { SealAt::EndOfFrames } else { SealAt::EndOfFile })?;
         }
         match &group.active {
             Some(piece) if piece.end > HEADER_BYTES => {

@@ -18,7 +18,7 @@ use crate::log::image::Images;
 use crate::log::list::List;
 use crate::log::pool::{Need, Pool};
 use crate::op::{KeyspaceValue, Kind, Links, Op, check_keyspace_name};
-use crate::options::{KeyspaceOptions, Options};
+use crate::options::{KeyspaceOptions, Options, Tokens};
 use crate::recover::{OpenReport, Recovered, recover};
 use crate::snapshot::Snapshots;
 use crate::stats::{Counters, Health, Stats};
@@ -70,7 +70,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// ```
 #[derive(Clone)]
 pub struct Db {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 /// What all handles of one open store share.
@@ -112,7 +112,8 @@ impl Options {
             None => (create(&storage, &self)?, Default::default()),
         };
         if list.block().is_checkpoint && !self.read_only {
-            return Err(Error::invalid(format!("{name} is a checkpoint: open it read-only, or restore it")));
+            let what = "is a checkpoint: make a store of it with `tidewall::restore`, or open it read-only";
+            return Err(Error::invalid(format!("{name} {what}")));
         }
         let mut recovered = recover(&storage, &self, list)?;
         if damage.one_copy {
@@ -182,7 +183,9 @@ impl Db {
             });
         }
         let id = KeyspaceId(count as u16 + 1);
-        let value = KeyspaceValue { options, closed: false }.encode();
+        // The copy may be older than a keyspace of this name: what was admitted there is not known here.
+        let closed = options.tokens == Tokens::External && engine.restored;
+        let value = KeyspaceValue { options, closed }.encode();
         let op = Op {
             kind: Kind::Keyspace,
             keyspace: id,
@@ -197,7 +200,7 @@ impl Db {
             engine.answer(tail, Ok(lsn))
         })?;
         engine.settle(answer)?;
-        let state = Arc::new(KeyspaceState::new(id, name.to_owned(), options, false));
+        let state = Arc::new(KeyspaceState::new(id, name.to_owned(), options, closed));
         engine.keyspaces.write().push(state.clone());
         Ok(state)
     }
@@ -336,7 +339,7 @@ fn open_dir(dir: &Path, existing: bool) -> Result<Arc<dyn Storage>> {
     }
 }
 
-fn take_lock(storage: &dyn Storage, options: &Options) -> Result<Option<Box<dyn Send + Sync>>> {
+pub(crate) fn take_lock(storage: &dyn Storage, options: &Options) -> Result<Option<Box<dyn Send + Sync>>> {
     // A copy on a read-only medium may come without its lock file; nobody can write there.
     let is_missing = |e: io::Error| e.kind() == io::ErrorKind::NotFound;
     if options.read_only && storage.open(name::LOCK, Access::Read).is_err_and(is_missing) {
@@ -352,7 +355,7 @@ fn take_lock(storage: &dyn Storage, options: &Options) -> Result<Option<Box<dyn 
 }
 
 /// Whether there is a store, before so much as a lock file is made where there is none.
-fn check_exists(storage: &dyn Storage) -> Result<()> {
+pub(crate) fn check_exists(storage: &dyn Storage) -> Result<()> {
     match storage.open(name::STORE, Access::Read) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             check_no_segments(storage)?;
@@ -366,6 +369,11 @@ fn check_exists(storage: &dyn Storage) -> Result<()> {
 /// Without STORE nobody knows which marks there were: segments without it are no new store.
 fn check_no_segments(storage: &dyn Storage) -> Result<()> {
     let names = storage.list().map_err(|e| Error::io(format!("listing {}", storage.describe()), e))?;
+    if names.iter().any(|file| file == name::STORE_PART) {
+        let what = "it is missing: a restore or salvage into this directory was interrupted; empty it, and do \
+                    that again";
+        return Err(Error::corrupt(name::STORE, 0, what));
+    }
     if names.iter().any(|file| name::parse_segment(file).is_some()) {
         return Err(Error::corrupt(name::STORE, 0, "it is missing, and segments are there"));
     }
@@ -376,6 +384,7 @@ fn check_no_segments(storage: &dyn Storage) -> Result<()> {
 fn create(storage: &Arc<dyn Storage>, options: &Options) -> Result<List> {
     let dir = storage.describe();
     check_no_segments(&**storage)?;
+    options.check_counter(0)?;
     if options.read_only || options.must_exist {
         return Err(Error::io(format!("opening the store in {dir}"), io::ErrorKind::NotFound.into()));
     }
@@ -396,15 +405,22 @@ fn create(storage: &Arc<dyn Storage>, options: &Options) -> Result<List> {
     })
 }
 
-fn assemble(storage: Arc<dyn Storage>, dir: String, options: Options, recovered: Recovered) -> Engine {
+pub(crate) fn assemble(
+    storage: Arc<dyn Storage>,
+    dir: String,
+    options: Options,
+    recovered: Recovered,
+) -> Engine {
     let Recovered { list, replay, spares, before, next, .. } = recovered;
     let durable = Lsn::new(next.get() - 1);
     let (store_id, incarnation) = (list.block().store_id, list.block().incarnation);
+    let restored = !list.block().ancestors.is_empty();
     let counter = replay.counter();
     Engine {
         dir,
         store_id,
         incarnation,
+        restored,
         seed: replay.seed,
         slots: replay.slots,
         segments: replay.segments,
@@ -568,7 +584,7 @@ impl Engine {
 
     /// Commits what is left and seals the active segment where it ends, so that the next open reads its
     /// key table and has no tail to wonder about.
-    fn seal_all(&self) -> Result<()> {
+    pub(crate) fn seal_all(&self) -> Result<()> {
         if let Some(cause) = self.cause.get() {
             return Err(Error::Poisoned { cause: cause.clone() });
         }

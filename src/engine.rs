@@ -3,8 +3,8 @@
 //! One job: hold the state that the verbs (`commit`, `recover`, `grant`) work on, and answer "what is
 //! the newest version of this name at or below that lsn?".
 //!
-//! Lock order: the compactor → commit lock → list of the pool → tail lock → a waiter → spares, lease table,
-//! queues, watches, key sets, snapshots.
+//! Lock order: the compactor → what leaves the list (`Pool::retiring`) → commit lock → list of the pool →
+//! tail lock → a waiter → spares, lease table, queues, watches, key sets, snapshots.
 //! The tail lock is never held across a write or a sync. Readers take none of them.
 //!
 //! Read next: `commit.rs`.
@@ -210,6 +210,8 @@ pub(crate) struct Filled {
     pub frames: u32,
     pub end: u32,
     pub last: Lsn,
+    /// Sealed before it was full: it ends, and is cut, where its frames end.
+    pub short: bool,
 }
 
 /// How far the log is on disk, behind the commit lock.
@@ -243,6 +245,8 @@ pub(crate) struct Engine {
     pub options: Options,
     pub store_id: [u8; 16],
     pub incarnation: u64,
+    /// Came from a copy: it has ancestors.
+    pub restored: bool,
     /// Of the hashes of names: differs from store to store, so nobody can aim at the index.
     pub seed: u64,
     pub slots: Arc<Slots>,

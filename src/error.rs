@@ -166,6 +166,19 @@ pub enum Error {
         /// What is wrong there.
         what: String,
     },
+    /// A token was seen elsewhere that this store has not granted: it is an older copy, and would grant it a
+    /// second time. Open the newest copy. Where that is lost, [`restore`](crate::restore) this one into a new
+    /// directory, which moves its counter past everything.
+    #[error(
+        "this store has granted tokens up to {counter}, and {seen} was seen elsewhere: it is an older copy; open \
+         the newest one, or restore this one into a new directory"
+    )]
+    OlderCopy {
+        /// The highest token that the store has granted (0: none yet).
+        counter: Mark,
+        /// What was seen: see [`Options::token_floor`](crate::Options::token_floor).
+        seen: Token,
+    },
     /// The directory was written by a newer format. Upgrade this crate.
     #[error("{file} has format version {found}, this build reads up to {supported}: upgrade tidewall")]
     UpgradeRequired {

@@ -6,6 +6,7 @@
 //! * [`Keyspace`]: every way to write, each fenced, and to read. [`Batch`]: several changes as one.
 //! * [`Lease`], from [`Keyspace::lease`]: where a [`Token`] comes from.
 //! * [`Snapshot`] and [`Iter`]: everything as it was at one [`Lsn`].
+//! * [`Db::checkpoint`] and [`restore`]: copies. [`verify`] and [`salvage`]: damage.
 //! * [`Commit`]: a write on its way, as a future or to wait for.
 //! * [`Error`]: what went wrong, and what to do now.
 //! * [`storage`]: the seam to the disk, and what is assumed of one.
@@ -66,9 +67,13 @@ mod guard;
 mod acquire;
 mod request;
 mod oversee;
+// Beside the store: what its files hold, and copies of it.
+mod inspect;
+mod backup;
 
 pub use acquire::Acquire;
 pub use admit::{Expect, Require};
+pub use backup::{Checkpoint, Restore, Restored, Salvage, Salvaged, restore, salvage};
 pub use batch::Batch;
 #[cfg(any(test, feature = "sim", fuzzing))]
 pub use clock::ManualClock;
@@ -78,6 +83,7 @@ pub use db::{Commit, Db};
 pub use error::{Cause, Error, Found, LastOp, Outcome, Result};
 pub use floor::Floor;
 pub use guard::{Lease, Lost};
+pub use inspect::{Fault, FaultKind, Report, Verify, verify};
 pub use keyspace::{Deleted, Keyspace, Raised};
 pub use lease::Ending;
 pub use options::{

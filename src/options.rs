@@ -5,6 +5,7 @@ use crate::entropy::Entropy;
 use crate::error::{Error, Result};
 use crate::storage::Storage;
 use crate::sync::Arc;
+use crate::types::{Mark, Token};
 use std::fmt;
 use std::time::Duration;
 
@@ -177,6 +178,7 @@ pub struct Options {
     pub(crate) progress: Option<ProgressFn>,
     pub(crate) entropy: Entropy,
     pub(crate) lease_grace: Duration,
+    pub(crate) token_floor: Option<Token>,
     pub(crate) compaction: bool,
 }
 
@@ -195,6 +197,7 @@ impl Default for Options {
             progress: None,
             entropy: Entropy::System,
             lease_grace: Duration::ZERO,
+            token_floor: None,
             compaction: true,
         }
     }
@@ -276,6 +279,18 @@ impl Options {
         self
     }
 
+    /// A token of this store that was seen elsewhere: in another system that keeps the highest one, perhaps. A
+    /// store that has not granted that far is an older copy, and opening it answers [`Error::OlderCopy`] before
+    /// anything is changed; so does a directory without a store. Default: none.
+    ///
+    /// It is the only way to notice a plain copy of the directory that is opened instead of the original, or
+    /// beside it: the two have the same identity, and each would grant the same tokens. Copies are made with
+    /// [`Db::checkpoint`](crate::Db::checkpoint) and become stores through [`restore`](crate::restore).
+    pub fn token_floor(mut self, token: Token) -> Self {
+        self.token_floor = Some(token);
+        self
+    }
+
     /// Another place to keep the files than a directory of this machine; see
     /// [`storage`](crate::storage). The path given to [`Options::open`] is then only a name.
     pub fn storage(mut self, storage: impl Storage) -> Self {
@@ -294,6 +309,16 @@ impl Options {
     pub fn progress(mut self, callback: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         self.progress = Some(Arc::new(callback));
         self
+    }
+
+    /// Whether a store with this counter is one that has seen `token_floor`.
+    pub(crate) fn check_counter(&self, counter: u64) -> Result<()> {
+        match self.token_floor {
+            Some(seen) if counter < seen.get() => {
+                Err(Error::OlderCopy { counter: Mark::from_number(counter), seen })
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn check(&self) -> Result<()> {

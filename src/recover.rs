@@ -116,6 +116,7 @@ pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &Options, list: List)
         let what = format!("it is older than the frames in {}", name::segment(segment));
         return Err(Error::corrupt(name::STORE, 0, what));
     }
+    options.check_counter(replay.counter())?;
     report.segments = begun.len() as u32;
     let mut recovered = Recovered { list, replay, spares, before, next: before.lsn.next(), report };
     if !options.read_only {
@@ -223,7 +224,7 @@ fn frames_of_another_life(file: &dyn File, len: usize, head: &[u8], file_name: &
 /// A segment gets frames only once it is listed, and its id is never used again. One with an id that
 /// `STORE` has yet to give away is newer than it: then `STORE` is an old copy, and what it does not list
 /// may have held the highest marks.
-fn check_unlisted(storage: &dyn Storage, block: &StoreBlock) -> Result<()> {
+pub(crate) fn check_unlisted(storage: &dyn Storage, block: &StoreBlock) -> Result<()> {
     let names = storage.list().map_err(|e| Error::io(format!("listing {}", storage.describe()), e))?;
     for file_name in names {
         let newer = name::parse_segment(&file_name).is_some_and(|id| id.0 >= block.next_segment);
@@ -236,7 +237,7 @@ fn check_unlisted(storage: &dyn Storage, block: &StoreBlock) -> Result<()> {
     Ok(())
 }
 
-fn read_seal(file: &dyn File, len: usize, salt: Salt) -> io::Result<Option<Seal>> {
+pub(crate) fn read_seal(file: &dyn File, len: usize, salt: Salt) -> io::Result<Option<Seal>> {
     let Some(offset) = len.checked_sub(SEAL_BYTES) else { return Ok(None) };
     let mut bytes = [0; SEAL_BYTES];
     file.read_exact_at(&mut bytes, offset as u64)?;

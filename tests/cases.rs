@@ -1,7 +1,6 @@
 //! Faults that were reported of other stores and lease systems, and where each is tried here.
 //!
-//! Rows about what does not exist yet (compaction, waiters, slots, grace, keep-alive, `lost()`, restore,
-//! `holders`, verify) are left for when it does. Crashes at every call are in the crash tests.
+//! Rows about what does not exist yet (compaction, waiters, slots, grace, keep-alive, `lost()`, `holders`) are left for when it does. Crashes at every call are in the crash tests.
 //!
 //! | reported at | tried by |
 //! |---|---|
@@ -42,6 +41,11 @@
 //! | acid-state 175 (E10) | `closing_reports_a_failed_sync` |
 //! | bitcask 196 (G3) | `an_update_writes_little_more_than_its_own_bytes` |
 //! | fjall 257 (G6) | claims `l2_tokens_strictly_increase_across_reopening_and_power_cuts` |
+//! | sled 1509 (D13: no way to repair) | verify and salvage, all of them |
+//! | surrealdb 7426 and 5001 (D15: names what is not there) | checkpoint `the_power_goes_at_every_call_of_a_checkpoint` and `…_of_a_restore` |
+//! | garnet 559 (D18: less comes up than was there) | checkpoint `damaged_copies_are_named_and_leave_nothing` |
+//! | raft-engine 344, tikv 15755 (E3, E4, of copies) | checkpoint `a_full_disk_stops_a_checkpoint_and_nothing_else` |
+//! | redb 811 and 958 (O7: tools beside a writer) | verify `a_store_that_is_open_is_locked` |
 //! | bitcask 163 (O3), py-lmdb 141 (O6), redb 811 (O7) | bad_input `a_lock_file_with_any_content_opens`, `a_read_only_medium_is_read_and_not_written` |
 //! | redb 30 (P1) | claims `a_commit_is_a_future_of_any_runtime_and_commits_resolve_in_order` |
 //! | sled 1127 (P3) | `a_counter_kept_with_conditions_counts_every_thread` |

@@ -9,6 +9,9 @@ pub(crate) const STORE: &str = "STORE";
 /// A larger `STORE` on its way to replace the old one.
 pub(crate) const STORE_NEW: &str = "STORE.new";
 
+/// The list of a store in the making: it becomes `STORE` as the last step of a restore or a salvage.
+pub(crate) const STORE_PART: &str = "STORE.part";
+
 /// The file of a segment.
 pub(crate) fn segment(id: SegmentId) -> String {
     format!("{:06}.seg", id.0)

@@ -17,6 +17,8 @@ use std::io;
 pub(crate) struct List {
     storage: Arc<dyn Storage>,
     file: Arc<dyn File>,
+    /// What the file is called: `STORE`, unless the store is still in the making.
+    name: &'static str,
     block: StoreBlock,
     /// Bytes set aside for one copy.
     capacity: usize,
@@ -36,9 +38,26 @@ pub(crate) struct Damage {
 impl List {
     /// Writes the first list of a new store under a temporary name, then gives it its own.
     pub fn create(storage: Arc<dyn Storage>, block: StoreBlock) -> io::Result<Self> {
-        let capacity = STORE_COPY_BYTES;
-        let file = write_new(&*storage, &block, capacity)?;
-        Ok(List { storage, file, block, capacity, first: 0, failed: false })
+        Self::create_as(name::STORE, storage, block)
+    }
+
+    /// The list of a store in the making: nothing opens before [`List::publish`].
+    pub fn create_part(storage: Arc<dyn Storage>, block: StoreBlock) -> io::Result<Self> {
+        Self::create_as(name::STORE_PART, storage, block)
+    }
+
+    fn create_as(name: &'static str, storage: Arc<dyn Storage>, block: StoreBlock) -> io::Result<Self> {
+        let capacity = block.encode().len().next_power_of_two().max(STORE_COPY_BYTES);
+        let file = write_new(&*storage, &block, capacity, name)?;
+        Ok(List { storage, file, name, block, capacity, first: 0, failed: false })
+    }
+
+    /// Makes the store in the making one that opens.
+    pub fn publish(&mut self) -> io::Result<()> {
+        self.check()?;
+        self.storage.rename(self.name, name::STORE)?;
+        self.name = name::STORE;
+        self.storage.sync_dir()
     }
 
     /// Reads the newest valid copy; `None` when there is no `STORE`.
@@ -62,7 +81,8 @@ impl List {
         let Some(block) = newest else {
             return Err(Error::corrupt(name::STORE, 0, "both copies of the segment list are damaged"));
         };
-        Ok(Some((List { storage, file, block, capacity, first: 0, failed: false }, damage)))
+        let name = name::STORE;
+        Ok(Some((List { storage, file, name, block, capacity, first: 0, failed: false }, damage)))
     }
 
     pub fn block(&self) -> &StoreBlock {
@@ -116,7 +136,7 @@ impl List {
     /// A list that outgrew its copies moves to a larger file, whole before it gets the name.
     fn grow(&mut self, block: StoreBlock, bytes: usize) -> io::Result<()> {
         let capacity = bytes.next_power_of_two();
-        match write_new(&*self.storage, &block, capacity) {
+        match write_new(&*self.storage, &block, capacity, self.name) {
             Ok(file) => {
                 (self.file, self.block, self.capacity, self.first) = (file, block, capacity, 0);
                 Ok(())
@@ -131,7 +151,7 @@ impl List {
 
 /// The second copy lies at the capacity, a power of two, of the first; found without believing the
 /// length of the file, which may have been cut.
-fn second_copy(bytes: &[u8]) -> Result<Option<(usize, StoreBlock)>> {
+pub(crate) fn second_copy(bytes: &[u8]) -> Result<Option<(usize, StoreBlock)>> {
     let mut capacity = STORE_COPY_BYTES;
     while capacity < bytes.len() {
         if let Some(block) = StoreBlock::decode(&bytes[capacity..])? {
@@ -142,7 +162,12 @@ fn second_copy(bytes: &[u8]) -> Result<Option<(usize, StoreBlock)>> {
     Ok(None)
 }
 
-fn write_new(storage: &dyn Storage, block: &StoreBlock, capacity: usize) -> io::Result<Arc<dyn File>> {
+fn write_new(
+    storage: &dyn Storage,
+    block: &StoreBlock,
+    capacity: usize,
+    name: &str,
+) -> io::Result<Arc<dyn File>> {
     match storage.remove(name::STORE_NEW) {
         Ok(()) => {}
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -162,7 +187,7 @@ fn write_new(storage: &dyn Storage, block: &StoreBlock, capacity: usize) -> io::
         let _ = storage.remove(name::STORE_NEW);
         return Err(e);
     }
-    storage.rename(name::STORE_NEW, name::STORE)?;
+    storage.rename(name::STORE_NEW, name)?;
     storage.sync_dir()?;
     Ok(file)
 }

@@ -10,7 +10,7 @@ use super::list::List;
 use super::segment::Segments;
 use crate::entropy::Entropy;
 use crate::error::{Error, Result};
-use crate::format::header::Listed;
+use crate::format::header::{Listed, StoreBlock};
 use crate::format::{HEADER_BYTES, name};
 use crate::options::{MAX_SEGMENT_BYTES, Options};
 use crate::storage::{Access, File, Storage};
@@ -61,6 +61,9 @@ pub(crate) struct Pool {
     storage: Arc<dyn Storage>,
     /// Held across the making of a segment.
     list: Mutex<List>,
+    /// Held while segments are struck out of the list and their pins retired, and by a checkpoint from
+    /// before its cut until it holds every segment that it takes. Taken before every other lock.
+    pub retiring: Mutex<()>,
     ready: Mutex<Vec<Spare>>,
     fixed_bytes: Option<u32>,
     entropy: Entropy,
@@ -76,6 +79,7 @@ impl Pool {
         Pool {
             storage,
             list: Mutex::new(list),
+            retiring: Mutex::new(()),
             ready: Mutex::new(ready),
             fixed_bytes: options.segment_bytes,
             entropy: options.entropy.clone(),
@@ -201,6 +205,21 @@ impl Pool {
         Ok(())
     }
 
+    /// What the list says now.
+    pub fn block(&self) -> StoreBlock {
+        self.list.lock().block().clone()
+    }
+
+    /// The directory.
+    pub fn storage(&self) -> &dyn Storage {
+        &*self.storage
+    }
+
+    /// Gives a store in the making its name: from here on it opens.
+    pub fn publish(&self) -> io::Result<()> {
+        self.list.lock().publish()
+    }
+
     /// Whether the list on disk is known.
     ///
     /// # Errors
@@ -224,6 +243,7 @@ impl Pool {
     /// # Errors
     /// The failure of the disk: they may be listed or not, so nothing of them may be removed.
     pub fn retire(&self, segments: &[SegmentId]) -> io::Result<Vec<Listed>> {
+        let _retiring = self.retiring.lock();
         let mut list = self.list.lock();
         let is_retired = |listed: &Listed| segments.contains(&listed.segment);
         let retired: Vec<Listed> = list.block().segments.iter().copied().filter(is_retired).collect();
@@ -243,6 +263,8 @@ impl Pool {
         let wanted = self.following_bytes(&list);
         let enough = self.ready.lock().len() > RESERVE + RECYCLED;
         let fits = retired.bytes == wanted && file.len().is_ok_and(|len| len == wanted as u64);
+        // Upholds C2: what a checkpoint has a name for is not written again.
+        let fits = fits && file.is_shared().is_ok_and(|shared| !shared);
         if enough || !fits || list.check().is_err() {
             drop(file);
             self.remove(retired);

@@ -73,6 +73,10 @@ impl Pinned {
     pub fn bytes(&self) -> &[u8] {
         self.0.bytes()
     }
+
+    pub fn segment(&self) -> &Segment {
+        &self.0
+    }
 }
 
 impl Drop for Pinned {
@@ -174,8 +178,12 @@ impl Segment {
     /// Keeps the bytes of this form for a value; `None` when they cannot be borrowed, or when another form
     /// is about to replace this one.
     pub fn pin(self: &Arc<Self>) -> Option<Pinned> {
-        let addressable = !matches!(self.body, Body::Pread(_));
-        (addressable && self.pins.try_pin()).then(|| Pinned(self.clone()))
+        if matches!(self.body, Body::Pread(_)) { None } else { self.hold() }
+    }
+
+    /// Keeps the bytes of the file as they are, however this form reads them; `None` when it is about to go.
+    pub fn hold(self: &Arc<Self>) -> Option<Pinned> {
+        self.pins.try_pin().then(|| Pinned(self.clone()))
     }
 
     /// Verifies the value of an op as well, when it is a large one.

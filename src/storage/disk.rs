@@ -18,6 +18,7 @@
 
 use super::{Access, File, Mapping, Storage};
 use crate::sync::Arc;
+use std::any::Any;
 use std::fs::{self, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -78,6 +79,27 @@ impl Disk {
             return Err(no_directory(path));
         }
         Ok(Disk { dir })
+    }
+
+    /// The directory at `path`, which holds nothing or is made by this call; and whether it was made.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DirectoryNotEmpty`] when something lies there, else as [`Disk::create`].
+    pub(crate) fn create_empty(path: &Path) -> io::Result<(Self, bool)> {
+        let existed = path.exists();
+        let disk = Disk::create(path)?;
+        for entry in fs::read_dir(&disk.dir)? {
+            // A lock file is all that is left of a copy that was given up.
+            if entry?.file_name() != "LOCK" {
+                return Err(ErrorKind::DirectoryNotEmpty.into());
+            }
+        }
+        Ok((disk, !existed))
+    }
+
+    /// Removes the directory, if nothing lies in it.
+    pub(crate) fn remove_dir(&self) -> io::Result<()> {
+        fs::remove_dir(&self.dir)
     }
 
     /// Where it is, as an absolute path without symlinks.
@@ -148,6 +170,12 @@ impl Storage for Disk {
         sync_directory(&self.dir)
     }
 
+    fn link(&self, name: &str, into: &dyn Storage) -> io::Result<()> {
+        let into: &dyn Any = into;
+        let Some(into) = into.downcast_ref::<Disk>() else { return Err(ErrorKind::Unsupported.into()) };
+        fs::hard_link(self.at(name)?, into.at(name)?)
+    }
+
     fn describe(&self) -> String {
         self.dir.display().to_string()
     }
@@ -188,6 +216,11 @@ impl File for DiskFile {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.0.set_len(len)
+    }
+
+    #[cfg(unix)]
+    fn is_shared(&self) -> io::Result<bool> {
+        Ok(std::os::unix::fs::MetadataExt::nlink(&self.0.metadata()?) > 1)
     }
 
     fn map(&self, len: usize) -> io::Result<Mapping> {
@@ -344,6 +377,43 @@ mod tests {
         assert_eq!(kind(disk.rename("a", "../b")), ErrorKind::InvalidInput);
         assert_eq!(kind(disk.remove("../b")), ErrorKind::InvalidInput);
         assert_eq!(kind(disk.lock("../b")), ErrorKind::InvalidInput);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_linked_file_is_one_file_with_two_names() {
+        let (dir, disk) = scratch();
+        let other = Disk::create(dir.path().join("other")).unwrap();
+        let file = disk.open("a", Access::Create).unwrap();
+        assert!(!file.is_shared().unwrap());
+        disk.link("a", &other).unwrap();
+        assert!(file.is_shared().unwrap());
+        assert_eq!(kind(disk.link("a", &other)), ErrorKind::AlreadyExists);
+        assert_eq!(kind(disk.link("b", &other)), ErrorKind::NotFound);
+        file.write_all_at(b"both", 0).unwrap();
+        let mut bytes = [0; 4];
+        other.open("a", Access::Read).unwrap().read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(&bytes, b"both");
+        other.remove("a").unwrap();
+        assert!(!file.is_shared().unwrap());
+        assert_eq!(kind(disk.link("a", &crate::storage::SimDisk::new())), ErrorKind::Unsupported);
+    }
+
+    #[test]
+    fn create_empty_takes_no_directory_that_holds_something() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        let (disk, made) = Disk::create_empty(&path).unwrap();
+        assert!(made);
+        fs::write(path.join("LOCK"), b"").unwrap();
+        assert!(!Disk::create_empty(&path).unwrap().1);
+        fs::create_dir(path.join("inner")).unwrap();
+        assert_eq!(kind(Disk::create_empty(&path)), ErrorKind::DirectoryNotEmpty);
+        assert!(disk.remove_dir().is_err());
+        fs::remove_dir(path.join("inner")).unwrap();
+        fs::remove_file(path.join("LOCK")).unwrap();
+        disk.remove_dir().unwrap();
+        assert!(!path.exists());
     }
 
     #[cfg(unix)]

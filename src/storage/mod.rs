@@ -11,7 +11,7 @@
 //! * **A2** Bytes written and not yet synced may be on the medium or not, sector by sector (512
 //!   bytes), in any subset and any order; one sector may be torn at any byte.
 //! * **A3** A length set or grown and not yet synced is independent of the bytes.
-//! * **A4** Creating, renaming and removing a file are each durable only after
+//! * **A4** Creating, linking, renaming and removing a file are each durable only after
 //!   [`Storage::sync_dir`]; until then each of them may or may not have happened.
 //! * **A5** A failed sync says nothing: the bytes may be on the medium or not, the cache may hold
 //!   the new or the old ones, and a later sync that succeeds proves nothing about them.
@@ -26,6 +26,7 @@
 //! Read next: `log/`, which is written on this seam alone.
 
 use crate::sync::Arc;
+use std::any::Any;
 use std::fmt;
 use std::io;
 
@@ -49,7 +50,7 @@ pub enum Access {
 }
 
 /// One directory of files. All names are plain file names without a separator.
-pub trait Storage: Send + Sync + fmt::Debug + 'static {
+pub trait Storage: Any + Send + Sync + fmt::Debug {
     /// Takes the lock of the directory until the returned value is dropped.
     ///
     /// Creates the lock file if it is missing and never removes it; its content means nothing.
@@ -82,11 +83,23 @@ pub trait Storage: Send + Sync + fmt::Debug + 'static {
     /// Whatever the file system says.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
-    /// Makes every create, rename and remove so far durable.
+    /// Makes every create, link, rename and remove so far durable.
     ///
     /// # Errors
     /// Whatever the file system says; on systems without the notion it does nothing.
     fn sync_dir(&self) -> io::Result<()>;
+
+    /// Gives a file the same name in another directory too, of the same file system: both names are one
+    /// file from then on. Durable only after [`Storage::sync_dir`] of `into`. The usual body says that it
+    /// cannot be done, and whoever asked copies.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] when `into` is another kind of storage, [`io::ErrorKind::AlreadyExists`]
+    /// when the name is taken there, or whatever the file system says.
+    fn link(&self, name: &str, into: &dyn Storage) -> io::Result<()> {
+        let _ = (name, into);
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// How the directory is called in messages.
     fn describe(&self) -> String;
@@ -131,6 +144,15 @@ pub trait File: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// Whatever the file system says.
     fn set_len(&self, len: u64) -> io::Result<()>;
+
+    /// Whether the file has other names beside the one it was opened by: a checkpoint's, perhaps. Then it
+    /// must never be written again, not even when this name is given up. `true` where that is not known.
+    ///
+    /// # Errors
+    /// Whatever the file system says.
+    fn is_shared(&self) -> io::Result<bool> {
+        Ok(true)
+    }
 
     /// Maps the first `len` bytes read-only. The caller promises that the file is neither written
     /// nor cut below `len` while the mapping lives.

@@ -8,19 +8,19 @@ use super::{Inner, SimDisk};
 
 /// Inspection and damage.
 impl SimDisk {
-    /// The names that a caller would see, in order.
+    /// The names that a caller would see in this directory, in order.
     pub fn file_names(&self) -> Vec<String> {
-        self.lock_inner().names.keys().map(|name| name.to_string()).collect()
+        self.lock_inner().names_in(&self.dir)
     }
 
     /// The bytes that a reader would see.
     pub fn read_file(&self, name: &str) -> Option<Vec<u8>> {
         let inner = self.lock_inner();
-        let node = inner.names.get(name)?;
+        let node = inner.names.get(&self.full(name))?;
         Some(inner.nodes[node].cache.to_vec())
     }
 
-    /// A hash over everything there is: names and bytes, as seen and as on the medium. It changes
+    /// A hash over everything there is, in all directories: names and bytes, as seen and as on the medium. It changes
     /// with any of them, and with nothing else.
     pub fn image_hash(&self) -> u64 {
         let inner = self.lock_inner();
@@ -40,6 +40,7 @@ impl SimDisk {
     pub fn write_file(&self, name: &str, bytes: &[u8]) {
         let mut inner = self.lock_inner();
         let image = Image::from_bytes(bytes);
+        let name = &*self.full(name);
         let node = inner.names.get(name).copied().unwrap_or(inner.next_node);
         if node == inner.next_node {
             inner.next_node += 1;
@@ -55,7 +56,7 @@ impl SimDisk {
     /// When there is no such byte: damage that hits nothing would prove nothing.
     pub fn flip_bit(&self, name: &str, offset: u64, bit: u8) {
         let mut inner = self.lock_inner();
-        let id = inner.must_find(name);
+        let id = inner.must_find(&self.full(name));
         let node = inner.node(id);
         assert!(offset < node.cache.len, "{name} ends at {}, before {offset}", node.cache.len);
         let (index, at) = (offset / SECTOR as u64, (offset % SECTOR as u64) as usize);
@@ -72,7 +73,7 @@ impl SimDisk {
     /// When there is no such file.
     pub fn truncate(&self, name: &str, len: u64) {
         let mut inner = self.lock_inner();
-        let node = inner.must_find(name);
+        let node = inner.must_find(&self.full(name));
         let mut image = inner.node(node).cache.clone();
         image.cut(len);
         inner.replace(node, image);
@@ -84,8 +85,8 @@ impl SimDisk {
     /// When there is no such file.
     pub fn remove_file(&self, name: &str) {
         let mut inner = self.lock_inner();
-        inner.must_find(name);
-        inner.settle(name, None);
+        inner.must_find(&self.full(name));
+        inner.settle(&self.full(name), None);
     }
 }
 

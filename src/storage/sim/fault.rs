@@ -34,11 +34,15 @@ pub enum CallKind {
     SetLen,
     /// [`File::map`](crate::storage::File::map).
     Map,
+    /// [`Storage::link`](crate::storage::Storage::link).
+    Link,
+    /// [`File::is_shared`](crate::storage::File::is_shared).
+    IsShared,
 }
 
 impl CallKind {
     /// Every kind but [`CallKind::Any`].
-    pub const ALL: [CallKind; 12] = [
+    pub const ALL: [CallKind; 14] = [
         CallKind::Lock,
         CallKind::Open,
         CallKind::List,
@@ -51,6 +55,8 @@ impl CallKind {
         CallKind::Len,
         CallKind::SetLen,
         CallKind::Map,
+        CallKind::Link,
+        CallKind::IsShared,
     ];
 }
 

@@ -96,6 +96,12 @@ impl File for SimFile {
         Ok(())
     }
 
+    fn is_shared(&self) -> io::Result<bool> {
+        let mut inner = self.disk.lock_inner();
+        inner.begin(self.call(CallKind::IsShared, 0, 0))?;
+        Ok(inner.names.values().filter(|&&node| node == self.node).count() > 1)
+    }
+
     fn map(&self, len: usize) -> io::Result<Mapping> {
         let mut inner = self.disk.lock_inner();
         inner.begin(self.call(CallKind::Map, 0, len as u64))?;

@@ -9,7 +9,7 @@
 //! * A **file** is what is on the medium, what reads see, and the changes between the two: sectors
 //!   of 512 bytes written, lengths set. [`File::sync_data`] carries all changes of its file over,
 //!   and nothing else does, except for early write-back where a test asks for it.
-//! * The **directory** likewise: creates, renames and removes, carried over by
+//! * The **directory** likewise: creates, links, renames and removes, carried over by
 //!   [`Storage::sync_dir`]. Names and files are separate, so a removed file that is open still
 //!   works, and a file whose name is not durable is lost with all its synced bytes.
 //! * A **power cut** ([`SimDisk::crash`]) leaves any subset of the sectors, whole or one of them
@@ -35,6 +35,7 @@
 
 use super::{Access, File, Storage};
 use crate::sync::{Arc, Mutex, MutexGuard};
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::{fmt, io};
 
@@ -54,7 +55,7 @@ use fault::{Faults, Refusal};
 use file::SimFile;
 use node::{Fate, Node, fold};
 
-/// A simulated disk: one directory in memory. Clones are handles on the same disk.
+/// A simulated disk: one directory in memory, and others beside it ([`SimDisk::dir`]). Clones are handles on the same disk.
 ///
 /// ```
 /// # #[cfg(feature = "sim")] {
@@ -75,7 +76,11 @@ use node::{Fate, Node, fold};
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Clone, Default)]
-pub struct SimDisk(Arc<Mutex<Inner>>);
+pub struct SimDisk {
+    shared: Arc<Mutex<Inner>>,
+    /// In front of each name: nothing, or the name of the directory and a slash.
+    dir: Arc<str>,
+}
 
 #[derive(Default)]
 struct Inner {
@@ -100,18 +105,35 @@ struct Inner {
     read_only: bool,
 }
 
-/// A change of the directory since its last sync.
+/// A change of a directory since its last sync.
 #[derive(Clone)]
 enum DirOp {
-    Create { name: Arc<str>, node: u64 },
-    Rename { from: Arc<str>, to: Arc<str>, node: u64 },
-    Remove { name: Arc<str>, node: u64 },
+    /// A name was given, to a new file or as a link to one that has another.
+    Create {
+        name: Arc<str>,
+        node: u64,
+    },
+    Rename {
+        from: Arc<str>,
+        to: Arc<str>,
+        node: u64,
+    },
+    Remove {
+        name: Arc<str>,
+        node: u64,
+    },
 }
 
 impl SimDisk {
     /// An empty disk.
     pub fn new() -> Self {
         SimDisk::default()
+    }
+
+    /// Another directory of the same disk, for a checkpoint or what is restored from one. There is no call
+    /// that makes it: it is there, and empty.
+    pub fn dir(&self, name: &str) -> SimDisk {
+        SimDisk { shared: self.shared.clone(), dir: format!("{name}/").into() }
     }
 
     /// How many calls were made, refused ones included; the index of the next call.
@@ -161,11 +183,16 @@ impl SimDisk {
     }
 
     fn from_inner(inner: Inner) -> Self {
-        SimDisk(Arc::new(Mutex::new(inner)))
+        SimDisk { shared: Arc::new(Mutex::new(inner)), dir: "".into() }
     }
 
     fn lock_inner(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock()
+        self.shared.lock()
+    }
+
+    /// The name as the disk knows it.
+    fn full(&self, name: &str) -> Arc<str> {
+        if self.dir.is_empty() { name.into() } else { format!("{}{name}", self.dir).into() }
     }
 }
 
@@ -216,6 +243,12 @@ impl Inner {
         Ok(())
     }
 
+    /// What is called in a directory, without its name.
+    fn names_in(&self, dir: &str) -> Vec<String> {
+        let inside = self.names.keys().filter(|name| is_in(name, dir));
+        inside.map(|name| name[dir.len()..].to_owned()).collect()
+    }
+
     fn find(&self, name: &str) -> io::Result<u64> {
         self.names.get(name).copied().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
@@ -232,7 +265,8 @@ impl Inner {
 
     /// Drops the files that have no name, here or on the medium, and no open handle.
     fn sweep(&mut self) {
-        let named: BTreeSet<u64> = self.names.values().chain(self.durable_names.values()).copied().collect();
+        let named = self.names.values().chain(self.durable_names.values()).copied();
+        let named: BTreeSet<u64> = named.chain(self.dir_ops.iter().map(DirOp::node)).collect();
         self.nodes.retain(|id, node| named.contains(id) || Arc::strong_count(&node.handles) > 1);
     }
 
@@ -246,7 +280,8 @@ impl Inner {
         let named = self.names.values().any(|&other| other == id);
         match self.budget {
             Some(budget) if end > len && named => {
-                let used: u64 = self.names.values().map(|id| self.nodes[id].cache.len).sum();
+                let files: BTreeSet<_> = self.names.values().collect();
+                let used: u64 = files.into_iter().map(|id| self.nodes[id].cache.len).sum();
                 end.min(len + budget.saturating_sub(used))
             }
             _ => end,
@@ -288,6 +323,7 @@ impl Inner {
 
 impl Storage for SimDisk {
     fn lock(&self, name: &str) -> io::Result<Box<dyn Send + Sync>> {
+        let name = &*self.full(name);
         let mut inner = self.lock_inner();
         inner.begin_dir(CallKind::Lock, name, "", false)?;
         if inner.find(name).is_err() {
@@ -301,6 +337,7 @@ impl Storage for SimDisk {
     }
 
     fn open(&self, name: &str, access: Access) -> io::Result<Arc<dyn File>> {
+        let name = &*self.full(name);
         let mut inner = self.lock_inner();
         inner.begin_dir(CallKind::Open, name, "", false)?;
         let node = match access {
@@ -319,11 +356,12 @@ impl Storage for SimDisk {
 
     fn list(&self) -> io::Result<Vec<String>> {
         let mut inner = self.lock_inner();
-        inner.begin_dir(CallKind::List, "", "", false)?;
-        Ok(inner.names.keys().map(|name| name.to_string()).collect())
+        inner.begin_dir(CallKind::List, &self.dir, "", false)?;
+        Ok(inner.names_in(&self.dir))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
+        let name = &*self.full(name);
         let mut inner = self.lock_inner();
         inner.begin_dir(CallKind::Remove, name, "", true)?;
         let node = inner.find(name)?;
@@ -333,6 +371,7 @@ impl Storage for SimDisk {
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let (from, to) = (&*self.full(from), &*self.full(to));
         let mut inner = self.lock_inner();
         inner.begin_dir(CallKind::Rename, from, to, true)?;
         let node = inner.find(from)?;
@@ -344,15 +383,56 @@ impl Storage for SimDisk {
 
     fn sync_dir(&self) -> io::Result<()> {
         let mut inner = self.lock_inner();
-        inner.begin_dir(CallKind::SyncDir, "", "", false)?;
-        inner.durable_names = inner.names.clone();
-        inner.dir_ops.clear();
+        inner.begin_dir(CallKind::SyncDir, &self.dir, "", false)?;
+        let Inner { names, durable_names, dir_ops, .. } = &mut *inner;
+        durable_names.retain(|name, _| !is_in(name, &self.dir));
+        let inside = names.iter().filter(|(name, _)| is_in(name, &self.dir));
+        durable_names.extend(inside.map(|(name, &node)| (name.clone(), node)));
+        dir_ops.retain(|op| !op.is_in(&self.dir));
         inner.sweep();
+        Ok(())
+    }
+
+    fn link(&self, name: &str, into: &dyn Storage) -> io::Result<()> {
+        let into: &dyn Any = into;
+        let same = |other: &&SimDisk| Arc::ptr_eq(&other.shared, &self.shared);
+        let Some(into) = into.downcast_ref::<SimDisk>().filter(same) else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let (from, to) = (self.full(name), into.full(name));
+        let mut inner = self.lock_inner();
+        inner.begin_dir(CallKind::Link, &from, &to, true)?;
+        let node = inner.find(&from)?;
+        if inner.find(&to).is_ok() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        inner.names.insert(to.clone(), node);
+        inner.dir_ops.push(DirOp::Create { name: to, node });
         Ok(())
     }
 
     fn describe(&self) -> String {
         "the simulated disk".to_string()
+    }
+}
+
+/// Whether a name lies right in a directory.
+fn is_in(name: &str, dir: &str) -> bool {
+    name.strip_prefix(dir).is_some_and(|name| !name.contains('/'))
+}
+
+impl DirOp {
+    fn node(&self) -> u64 {
+        match self {
+            DirOp::Create { node, .. } | DirOp::Rename { node, .. } | DirOp::Remove { node, .. } => *node,
+        }
+    }
+
+    fn is_in(&self, dir: &str) -> bool {
+        match self {
+            DirOp::Create { name, .. } | DirOp::Remove { name, .. } => is_in(name, dir),
+            DirOp::Rename { to, .. } => is_in(to, dir),
+        }
     }
 }
 

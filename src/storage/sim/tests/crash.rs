@@ -174,3 +174,59 @@ fn early_write_back_may_save_what_was_never_synced() {
     assert!(saved > 5, "{saved}");
     assert!(saved < 45, "{saved}");
 }
+
+/// A link is an entry of its own directory, and nothing else makes it durable.
+#[test]
+fn a_link_is_durable_once_its_own_directory_is_synced() {
+    let (disk, file) = with_file(1);
+    let other = disk.dir("other");
+    assert!(!file.is_shared().unwrap());
+    disk.link("a", &other).unwrap();
+    assert!(file.is_shared().unwrap());
+    assert_eq!(kind(disk.link("a", &other)), ErrorKind::AlreadyExists);
+    assert_eq!(kind(disk.link("b", &other)), ErrorKind::NotFound);
+    assert_eq!(kind(disk.link("a", &SimDisk::new())), ErrorKind::Unsupported);
+    assert_eq!(disk.file_names(), ["a"]);
+    assert_eq!(other.list().unwrap(), ["a"]);
+    disk.sync_dir().unwrap();
+    assert!(disk.crash(Crash::None, 1).dir("other").file_names().is_empty());
+    assert_eq!(disk.crash(Crash::All, 1).dir("other").file_names(), ["a"]);
+    other.sync_dir().unwrap();
+    put(&file, 0, 7);
+    file.sync_data().unwrap();
+    disk.remove("a").unwrap();
+    disk.sync_dir().unwrap();
+    let after = disk.crash(Crash::None, 1);
+    assert!(after.file_names().is_empty());
+    assert_eq!(after.dir("other").read_file("a").unwrap(), [7; SECTOR]);
+}
+
+/// Syncing one directory leaves what happened in another as it was: undecided.
+#[test]
+fn directories_are_synced_one_by_one() {
+    let disk = SimDisk::new();
+    let other = disk.dir("other");
+    disk.open("a", Access::Create).unwrap();
+    other.open("b", Access::Create).unwrap();
+    other.remove("b").unwrap();
+    other.open("c", Access::Create).unwrap();
+    disk.sync_dir().unwrap();
+    let none = disk.crash(Crash::None, 1);
+    assert_eq!(none.file_names(), ["a"]);
+    assert!(none.dir("other").file_names().is_empty());
+    let all = disk.crash(Crash::All, 1);
+    assert_eq!(all.dir("other").file_names(), ["c"]);
+    other.sync_dir().unwrap();
+    assert_eq!(disk.crash(Crash::None, 1).dir("other").file_names(), ["c"]);
+}
+
+/// Two names of one file take its bytes once.
+#[test]
+fn a_link_takes_no_space() {
+    let (disk, _) = with_file(2);
+    disk.set_budget(Some(3 * SECTOR as u64));
+    disk.link("a", &disk.dir("other")).unwrap();
+    let file = disk.open("b", Access::Create).unwrap();
+    file.write_all_at(&[1; SECTOR], 0).unwrap();
+    assert_eq!(kind(file.write_all_at(&[1; SECTOR], SECTOR as u64)), ErrorKind::StorageFull);
+}

@@ -24,6 +24,8 @@ fn stopped_disk_refuses_every_call_and_changes_nothing() {
     assert!(disk.list().is_err());
     assert!(disk.remove("a").is_err());
     assert!(disk.rename("a", "b").is_err());
+    assert!(disk.link("a", &disk.dir("other")).is_err());
+    assert!(file.is_shared().is_err());
     assert_eq!(disk.sync_dir().unwrap_err().to_string(), "power is off");
     assert_eq!(disk.image_hash(), before);
     assert_eq!(firsts(&disk.crash(Crash::None, 0)), [0xEE]);
