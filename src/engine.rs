@@ -252,7 +252,8 @@ pub(crate) struct Engine {
     pub doorbell: Doorbell,
     /// Rung when spares run low.
     pub pool_bell: Doorbell,
-    /// Blocking callers that wait for durability right now.
+    /// Who waits for durability right now: blocking callers, and those who were just granted what they waited
+    /// for.
     pub waiting: AtomicUsize,
     /// The last frame proves all before it, and the committer sleeps until it is rung.
     pub quiet: AtomicBool,
