@@ -591,7 +591,8 @@ impl Engine {
         drop(all);
         // As `Engine::begin_to_wait`.
         self.bell.look_by(waiter.deadline);
-        if is_first && !busy.is_some_and(|busy| self.wait_for(&waiter.queue, &busy)) {
+        let live = busy.filter(|busy| !busy.iter().any(|grant| grant.is_ended()));
+        if is_first && !live.is_some_and(|busy| self.wait_for(&waiter.queue, &busy)) {
             self.hand_over(&waiter.queue, true);
         }
         let told = match wish.patience {
