@@ -7,7 +7,7 @@
 
 use crate::block::block_on;
 use crate::error::{Error, Result};
-use crate::grant::Attempt;
+use crate::grant::{Attempt, Busy};
 use crate::group_commit::WakerSlot;
 use crate::guard::Lease;
 use crate::keyspace::Keyspace;
@@ -172,22 +172,34 @@ impl Acquire {
         let ask = plan.ask();
         shared.tend_leases()?;
         let waits = self.wait.filter(|wait| !wait.is_zero() && engine.options.background);
-        let held = match engine.attempt(state, &ask)? {
+        let is_mine = |owner: OwnerId| plan.slots.is_none() && owner == plan.terms.owner;
+        let by_me = |busy: &Busy| busy.grants.iter().any(|grant| !grant.is_ended() && is_mine(grant.owner()));
+        // Who is going to wait needs no place in the order for that: the tail lock is left to those who do.
+        let busy = waits.and_then(|_| engine.find_busy(state, &ask)).filter(|busy| !by_me(busy));
+        let attempt = match busy {
+            Some(busy) => Attempt::Busy(busy),
+            None => engine.attempt(state, &ask)?,
+        };
+        let (held, busy) = match attempt {
             Attempt::Appended(granted) => {
+                if plan.resume.is_some() {
+                    // It may have overtaken a queue, which is to wait for this grant now.
+                    engine.visit_queues(state.id, &granted.fence);
+                }
                 self.stage = Stage::Appended { granted, waited: false };
                 return Ok(());
             }
             Attempt::Busy(busy) => {
-                let is_mine = |owner: OwnerId| plan.slots.is_none() && owner == plan.terms.owner;
-                let by_me = busy.grants.iter().any(|grant| !grant.is_ended() && is_mine(grant.owner()));
+                let by_me = by_me(&busy);
                 if (waits.is_none() || by_me) && busy.rests_on > engine.progress.durable() {
                     self.stage = Stage::Behind { lsn: busy.rests_on, group: busy.group };
                     return Ok(());
                 }
-                if waits.is_some() && !by_me { None } else { Some(engine.held(&plan.name, &busy)) }
+                let held = (waits.is_none() || by_me).then(|| engine.held(&plan.name, &busy));
+                (held, Some(busy))
             }
-            Attempt::Queued(_) if waits.is_some() => None,
-            Attempt::Queued(owner) => Some(engine.held_by(&plan.name, owner, Some(Duration::ZERO))),
+            Attempt::Queued(_) if waits.is_some() => (None, None),
+            Attempt::Queued(owner) => (Some(engine.held_by(&plan.name, owner, Some(Duration::ZERO))), None),
         };
         if let Some(held) = held {
             return Err(held);
@@ -196,9 +208,9 @@ impl Acquire {
         let now = engine.options.clock.now();
         let nanos = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
         let until = *self.until.get_or_insert(now.saturating_add(nanos));
-        let waiter = engine.waiters.join(state.id, &ask, until, wait)?;
+        let (waiter, is_first) = engine.waiters.join(state.id, &ask, until, wait)?;
+        engine.begin_to_wait(&waiter, is_first, busy.as_ref());
         self.stage = Stage::Waiting(waiter);
-        engine.bell.nudge();
         Ok(())
     }
 
@@ -207,7 +219,10 @@ impl Acquire {
             // Whoever told it may not have come to that yet.
             self.keyspace.shared.engine.waiters.remove(&waiter);
         }
-        self.stage = Stage::Appended { granted: told?, waited: true };
+        let granted = told?;
+        // Counted when it was told.
+        self.keyspace.shared.engine.waiting.fetch_sub(1, Ordering::AcqRel);
+        self.stage = Stage::Appended { granted, waited: true };
         Ok(())
     }
 
@@ -250,6 +265,7 @@ impl Acquire {
         match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Waiting(waiter) => {
                 if let Some(granted) = engine.waiters.leave(&waiter) {
+                    engine.waiting.fetch_sub(1, Ordering::AcqRel);
                     engine.give_up(&self.keyspace.state, &granted);
                 }
             }

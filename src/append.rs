@@ -317,14 +317,13 @@ impl Engine {
         const MOST: usize = 64;
         let mut releases: Vec<Released> = Vec::new();
         let mut payload = 0;
-        while releases.len() < MOST
-            && let Some(released) = self.released.pop()
-        {
-            payload += released.fence.len();
-            releases.push(released);
-        }
-        for released in &releases {
-            self.leases.remove_if(released.keyspace.id, &released.fence, released.token);
+        for _ in 0..MOST {
+            let Some(released) = self.released.pop() else { break };
+            // The grant of the next holder, which is in the log already, says that this one is over.
+            if self.leases.remove_released(released.keyspace.id, &released.fence, released.token) {
+                payload += released.fence.len();
+                releases.push(released);
+            }
         }
         let room = room(frame_bytes(releases.len(), payload), releases.len());
         let fits = tail.active.as_ref().is_some_and(|active| active.fits(room));

@@ -7,10 +7,11 @@
 //!
 //! Read next: `lease.rs`, the only rules that compare two answers of a clock.
 
+use crate::sync::Arc;
 use std::fmt;
 
 #[cfg(any(test, feature = "sim", fuzzing))]
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicU64, Mutex, Ordering};
 #[cfg(any(test, feature = "sim", fuzzing))]
 use std::time::Duration;
 
@@ -56,6 +57,32 @@ impl SystemClock {
 impl Clock for SystemClock {
     fn now(&self) -> u64 {
         since_start().max(FIRST)
+    }
+}
+
+/// The clock of a store. The usual one is called directly: `is_live` is little more than this call.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Time(Option<Arc<dyn Clock>>);
+
+impl Time {
+    pub fn of(clock: impl Clock) -> Self {
+        Time(Some(Arc::new(clock)))
+    }
+
+    #[inline]
+    pub fn now(&self) -> u64 {
+        match &self.0 {
+            None => SystemClock.now(),
+            Some(clock) => clock.now(),
+        }
+    }
+
+    /// See [`Clock::watch`].
+    pub fn watch(&self, changed: Box<dyn Fn() -> bool + Send + Sync>) {
+        match &self.0 {
+            None => SystemClock.watch(changed),
+            Some(clock) => clock.watch(changed),
+        }
     }
 }
 
@@ -176,6 +203,17 @@ mod tests {
     fn system_clock_moves() {
         let start = SystemClock.now();
         assert!((0..10_000_000).any(|_| SystemClock.now() > start));
+    }
+
+    #[test]
+    fn a_store_asks_the_clock_it_was_given_and_else_the_systems() {
+        let clock = ManualClock::new();
+        let given = Time::of(clock.clone());
+        clock.set(77);
+        assert_eq!(given.now(), 77);
+        let before = SystemClock.now();
+        let usual = Time::default().now();
+        assert!(before <= usual && usual <= SystemClock.now());
     }
 
     #[cfg(target_os = "linux")]

@@ -274,7 +274,8 @@ pub(crate) struct Engine {
     pub compactor: Mutex<Compactor>,
     /// Grants from before the open whose holders may still be at work.
     pub afterlives: Mutex<Vec<Afterlife>>,
-    /// Blocking callers that wait for durability right now.
+    /// Who waits for durability right now: blocking callers, and those who were just granted what they waited
+    /// for.
     pub waiting: AtomicUsize,
     /// The last frame proves all before it, and the committer sleeps until it is rung.
     pub quiet: AtomicBool,

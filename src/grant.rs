@@ -63,6 +63,14 @@ impl Engine {
         })?
     }
 
+    /// What keeps `ask` from its fence right now, if anything does: for one who would wait for that.
+    pub fn find_busy(&self, keyspace: &KeyspaceState, ask: &Ask<'_>) -> Option<Busy> {
+        match self.find_place(keyspace, ask, self.options.clock.now()) {
+            Place::Free(_) => None,
+            Place::Taken(grants) => Some(Busy { grants, rests_on: Lsn::ZERO, group: 0 }),
+        }
+    }
+
     /// The same under the tail lock, with room reserved.
     pub fn attempt_at(
         &self,
@@ -206,9 +214,7 @@ impl Engine {
 
     /// A grant that nobody takes: it ends at once.
     pub fn give_up(&self, keyspace: &Arc<KeyspaceState>, granted: &Granted) {
-        if granted.grant.end(Ending::Released) {
-            self.note_release(keyspace, &granted.fence, granted.grant.token());
-        }
+        self.let_go(keyspace, &granted.fence, &granted.grant);
     }
 
     /// Who is in the way, and for how long. Upholds D4: not before what is in the way is durable.
@@ -286,21 +292,27 @@ impl Engine {
         Err(Error::NotHeld { fence: Excerpt::new(fence), token })
     }
 
-    /// Ends a grant at once, without a lock or I/O; the record of it rides with the next group. Says
-    /// whether it was still held.
+    /// Ends a grant at once, without I/O and, where nobody waits, without a lock. Says whether it was still
+    /// held.
     pub fn release_grant(&self, keyspace: &Arc<KeyspaceState>, fence: &[u8], grant: &Grant) -> bool {
         let now = self.options.clock.now();
         // What ran out was not given back: a delay that was asked for counts.
-        if grant.end_if_expired(now) || !grant.end(Ending::Released) {
+        if grant.end_if_expired(now) || !self.let_go(keyspace, fence, grant) {
             return false;
         }
         self.counters.releases.fetch_add(1, Ordering::Relaxed);
-        self.note_release(keyspace, fence, grant.token());
         true
     }
 
-    fn note_release(&self, keyspace: &Arc<KeyspaceState>, fence: &[u8], token: Token) {
-        self.released.push(Released { keyspace: keyspace.clone(), fence: fence.into(), token });
+    fn let_go(&self, keyspace: &Arc<KeyspaceState>, fence: &[u8], grant: &Grant) -> bool {
+        let Some(is_watched) = grant.release() else { return false };
+        let token = grant.token();
+        // The grant of the next holder says that this one is over; else the record of it rides with the next
+        // group.
+        if !is_watched || !self.pass_on(token) {
+            self.released.push(Released { keyspace: keyspace.clone(), fence: fence.into(), token });
+        }
+        true
     }
 
     /// Breaks the grant of a fence: burns a fresh token on it, so that what is broken is fenced at once.

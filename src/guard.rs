@@ -216,7 +216,8 @@ impl Lease {
         Lost { engine: self.engine.clone(), grant: self.grant.clone(), slot: 0 }
     }
 
-    /// Gives the lease back. The next holder need not wait for it to run out.
+    /// Gives the lease back. The next holder need not wait for it to run out. No I/O, and no lock unless somebody
+    /// waits for the fence: then the next grant is appended here, and the sync left to the one who gets it.
     ///
     /// # Errors
     /// [`Error::NotHeld`]: it was over before. Nothing else is touched.

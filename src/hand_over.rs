@@ -1,30 +1,33 @@
 //! From one holder to the next, while somebody waits.
 //!
-//! One job: what the thread of the leases does. It appends the grant of the first in a queue when the fence
-//! is free, renews what is kept alive, tells holders of their loss and waiters of their deadline. It never
-//! waits for a sync: whoever gets a lease waits for it, so a hand-over costs one sync, shared with whatever
-//! else is committed. Nothing here is needed for safety: if the thread stood still, leases would only be
-//! handed over later.
+//! One job: append the grant of the first in a queue when the fence is free. Who gives a lease back does so
+//! itself; whatever else ends one is seen to by the thread of the leases, which also renews what is kept
+//! alive, and tells holders of their loss and waiters of their deadline. Nobody here waits for a sync: whoever
+//! gets a lease does, so a hand-over costs one sync, shared with whatever else is committed. Nothing here is
+//! needed for safety: if the thread stood still, leases would only be handed over later.
 //!
 //! Each step takes a bounded number of things under a lock, however many are due.
 //!
 //! Read next: `recover.rs`, what is kept over an open.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, PoisonOnPanic, Tail};
 use crate::error::{Error, Result};
-use crate::grant::{Attempt, Turn};
+use crate::grant::{Attempt, Busy, Turn};
+use crate::group_commit::WakerSlot;
 use crate::lease::Grant;
 use crate::log::pool::Need;
 use crate::slots::slot_of;
 use crate::sync::{Arc, Ordering};
-use crate::types::{KeyspaceId, Token};
-use crate::waiters::{QueueId, Waiter};
+use crate::types::{KeyspaceId, Lsn, Token};
+use crate::waiters::{Ask, QueueId, Waiter};
 use crate::watches::Keep;
-use std::task::Waker;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 /// How many things are done between two looks at the clock.
 const MOST: usize = 256;
+/// How many who wait are told something by one hand-over: a release returns soon, however many are late.
+const MOST_TOLD: usize = 16;
 /// The longest sleep while something is due later: a clock that jumps without saying so (the machine was
 /// suspended) is noticed this late. Only wake-ups are late then: every answer asks the clock itself.
 const LOOK: Duration = Duration::from_millis(250);
@@ -32,11 +35,12 @@ const LOOK: Duration = Duration::from_millis(250);
 impl Engine {
     /// Does what is due now; how long to sleep, or `None` until somebody rings.
     pub fn tend_leases(&self) -> Option<Duration> {
+        self.bell.plan();
         if self.cause.get().is_some() {
             self.fail_waiters(false, &self.indeterminate());
         }
         for token in self.bell.take() {
-            self.look_at_changed(token);
+            self.pass(token, Room::Made);
         }
         let now = self.options.clock.now();
         for token in self.watches.due(now, MOST) {
@@ -46,25 +50,44 @@ impl Engine {
             self.tell(&waiter, Err(self.timeout(&waiter)));
         }
         for queue in self.waiters.to_visit(now, MOST) {
-            self.hand_over(&queue);
+            self.hand_over(&queue, Room::Made);
         }
         let next = [self.watches.next(), self.waiters.next()].into_iter().flatten().min()?;
+        self.bell.planned(next);
         // The clock is read again: what was done above took its time.
         let now = self.options.clock.now();
         Some(Duration::from_nanos(next.saturating_sub(now)).min(LOOK))
     }
 
-    /// A watched grant was enabled, or is over.
-    fn look_at_changed(&self, token: Token) {
-        let Some((grant, ..)) = self.watches.get(token) else { return };
-        if !grant.is_ended() {
-            return self.watches.arm(token, self.options.clock.now());
+    /// A watched grant was given back: whoever did so hands the fence over, without I/O. `true`: to the next
+    /// holder of the same fence.
+    pub fn pass_on(&self, token: Token) -> bool {
+        self.pass(token, Room::AtHand)
+    }
+
+    /// Somebody has joined the queue of what was found busy, if it was. The first to do so sees to it that
+    /// somebody looks at the queue; those behind it are looked at after it.
+    pub fn begin_to_wait(&self, waiter: &Waiter, is_first: bool, busy: Option<&Busy>) {
+        self.bell.look_by(waiter.deadline);
+        if !is_first {
+            return;
         }
-        let Some(mut watch) = self.watches.take(token) else { return };
+        // What is over may have been superseded before the queue was there to be visited.
+        let live = busy.filter(|busy| !busy.grants.iter().any(|grant| grant.is_ended()));
+        if !live.is_some_and(|busy| self.wait_for(&waiter.queue, busy)) {
+            self.hand_over(&waiter.queue, Room::AtHand);
+        }
+    }
+
+    /// A watched grant is over.
+    fn pass(&self, token: Token, room: Room) -> bool {
+        let Some(mut watch) = self.watches.take(token) else { return false };
         watch.wake();
+        let mut is_passed = false;
         for queue in &watch.queues {
-            self.hand_over(queue);
+            is_passed |= self.hand_over(queue, room) && !queue.has_slots;
         }
+        is_passed
     }
 
     /// It is time to look at a watched grant.
@@ -102,61 +125,118 @@ impl Engine {
         Some(now.saturating_add(third - third / 10 + jitter))
     }
 
-    /// Serves the first in the queue while the fence is free; else sees to it that somebody looks again.
-    pub fn hand_over(&self, queue: &QueueId) {
-        while let Some(waiter) = self.waiters.first(queue) {
-            match self.serve(&waiter) {
+    /// Serves the first in the queue while the fence is free; else sees to it that somebody looks again. Says
+    /// whether anybody got a lease.
+    fn hand_over(&self, queue: &QueueId, room: Room) -> bool {
+        let mut is_granted = false;
+        let mut first = self.waiters.first(queue);
+        for _ in 0..MOST_TOLD {
+            let Some(waiter) = &first else { return is_granted };
+            match self.serve(waiter, room) {
                 Served::Told(waker) => {
-                    self.waiters.remove(&waiter);
+                    first = self.waiters.remove_and_next(waiter);
                     if let Some(waker) = waker {
                         waker.wake();
                     }
                 }
-                Served::Waits => return,
-                Served::Again => {}
+                Served::Granted { waker, lsn, company } => {
+                    first = self.waiters.remove_and_next(waiter);
+                    self.wake_when_durable(waker, lsn, company);
+                    is_granted = true;
+                }
+                Served::Busy(busy) => {
+                    if self.wait_for(queue, &busy) {
+                        return is_granted;
+                    }
+                    first = self.waiters.first(queue);
+                }
+                Served::NoRoom => break,
             }
         }
+        self.waiters.visit_now(queue.clone());
+        self.bell.nudge();
+        is_granted
     }
 
-    fn serve(&self, waiter: &Arc<Waiter>) -> Served {
+    /// Sees to it that somebody looks at the queue when one of these is over; `false`: one is.
+    fn wait_for(&self, queue: &QueueId, busy: &Busy) -> bool {
+        let now = self.options.clock.now();
+        for grant in &busy.grants {
+            let look_at = match (self.watches.add_queue(grant, queue, now), grant.free_at()) {
+                (Some(at), _) => at,
+                (None, Some(at)) if at > now => {
+                    self.waiters.visit_at(queue, at);
+                    at
+                }
+                (None, Some(_)) => return false,
+                // The store is being closed: all who wait are told.
+                (None, None) => u64::MAX,
+            };
+            self.bell.look_by(look_at);
+        }
+        true
+    }
+
+    /// Wakes the one whose grant was appended: at once if it is to make the commit, being alone, and else
+    /// when that is made, so that it is woken once.
+    fn wake_when_durable(&self, waker: Option<Waker>, lsn: Lsn, company: bool) {
+        let Some(waker) = waker else { return };
+        if !company && self.progress.durable().next() == lsn {
+            return waker.wake();
+        }
+        let mut cx = Context::from_waker(&waker);
+        if self.progress.poll(lsn, &mut WakerSlot::default(), &mut cx).is_ready() {
+            return waker.wake();
+        }
+        self.doorbell.ring();
+    }
+
+    /// Runs `append` under the tail lock, with the room that the ask needs; `None`: there is none at hand.
+    fn with_room_for<T>(
+        &self,
+        ask: &Ask<'_>,
+        room: Room,
+        mut append: impl FnMut(&mut Tail) -> Result<T>,
+    ) -> Option<Result<T>> {
+        let bytes = Self::room_of(ask);
+        if room == Room::Made {
+            return Some(self.with_room(bytes, Need::Privileged, append).and_then(|appended| appended));
+        }
+        let _guard = PoisonOnPanic::new(self);
+        let mut tail = self.tail.lock();
+        let is_ready = self.check_open().is_ok() && tail.active.as_ref().is_some_and(|a| a.fits(bytes));
+        is_ready.then(|| append(&mut tail))
+    }
+
+    fn serve(&self, waiter: &Arc<Waiter>, room: Room) -> Served {
         let ask = waiter.ask();
         let keyspace = self.keyspace_by_id(waiter.queue.keyspace);
         let Some(keyspace) = keyspace else { return Served::Told(None) };
-        let attempt = self.with_room(Self::room_of(&ask), Need::Privileged, |tail| {
+        let attempt = self.with_room_for(&ask, room, |tail| {
             // Held while the grant is appended: it is told, or it has left, never both.
-            let Some(queued) = waiter.queued() else { return Ok(Err(None)) };
+            let Some(queued) = waiter.queued() else { return Ok(Served::Told(None)) };
             // Asked under the tail lock: a waiter past its deadline gets no grant, and burns no token.
             if self.options.clock.now() >= waiter.deadline {
-                return Ok(Err(queued.tell(Err(self.timeout(waiter)))));
+                return Ok(Served::Told(queued.tell(Err(self.timeout(waiter)))));
             }
-            match self.attempt_at(tail, &keyspace, &ask, Turn::First) {
-                Ok(Attempt::Appended(granted)) => Ok(Err(queued.tell(Ok(granted)))),
-                Ok(Attempt::Busy(busy)) => Ok(Ok(busy)),
-                Ok(Attempt::Queued(_)) => Ok(Err(None)),
-                Err(error) => Ok(Err(queued.tell(Err(error)))),
-            }
+            Ok(match self.attempt_at(tail, &keyspace, &ask, Turn::First) {
+                Ok(Attempt::Appended(granted)) => {
+                    let lsn = granted.lsn;
+                    // From here on it waits for the sync, until it says otherwise.
+                    let company = self.waiting.fetch_add(1, Ordering::AcqRel) > 0;
+                    Served::Granted { waker: queued.tell(Ok(granted)), lsn, company }
+                }
+                Ok(Attempt::Busy(busy)) => Served::Busy(busy),
+                Ok(Attempt::Queued(_)) => Served::Told(None),
+                Err(error) => Served::Told(queued.tell(Err(error))),
+            })
         });
-        let busy = match attempt.and_then(|attempt: Result<_>| attempt) {
-            Ok(Ok(busy)) => busy,
-            Ok(Err(waker)) => return Served::Told(waker),
+        match attempt {
+            None => Served::NoRoom,
+            Some(Ok(served)) => served,
             // No room, or no store: the one whose turn it is learns so.
-            Err(error) => return Served::Told(waiter.queued().and_then(|queued| queued.tell(Err(error)))),
-        };
-        let now = self.options.clock.now();
-        let mut served = Served::Waits;
-        for grant in &busy.grants {
-            if self.watches.add_queue(grant, &waiter.queue, now) {
-                continue;
-            }
-            match grant.free_at() {
-                Some(at) if at > now => self.waiters.visit_at(&waiter.queue, at),
-                // It ended between the two looks.
-                Some(_) => served = Served::Again,
-                // The store is being closed: all who wait are told.
-                None => {}
-            }
+            Some(Err(error)) => Served::Told(waiter.queued().and_then(|queued| queued.tell(Err(error)))),
         }
-        served
     }
 
     fn tell(&self, waiter: &Waiter, answer: Result<crate::waiters::Granted>) {
@@ -199,11 +279,23 @@ impl Engine {
     }
 }
 
+/// Where the room for a grant comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Room {
+    /// The active segment, as it is.
+    AtHand,
+    /// A new segment if need be, which may have to be made.
+    Made,
+}
+
 /// What became of the first in a queue.
 enum Served {
     /// It has its answer, or has left: it is to be removed, and this one woken.
     Told(Option<Waker>),
-    /// The fence is taken, and its end will be heard of.
-    Waits,
-    Again,
+    /// Its grant is appended: it is to be removed, and this one woken when that is durable.
+    Granted { waker: Option<Waker>, lsn: Lsn, company: bool },
+    /// The thread of the leases has to make room first.
+    NoRoom,
+    /// The fence is taken.
+    Busy(Busy),
 }

@@ -108,13 +108,21 @@ pub(crate) struct Bell {
     /// The tokens of the grants. A leaf in the lock order.
     changed: Mutex<Vec<Token>>,
     pub doorbell: Doorbell,
+    /// When the thread looks again if nobody rings. Relaxed: what is due lies under a lock, which orders
+    /// this too.
+    planned: AtomicU64,
     /// Grants that were found past their deadline.
     expired: AtomicU64,
 }
 
 impl Bell {
     pub(crate) fn new() -> Self {
-        Bell { changed: Mutex::new(Vec::new()), doorbell: Doorbell::new(), expired: AtomicU64::new(0) }
+        Bell {
+            changed: Mutex::new(Vec::new()),
+            doorbell: Doorbell::new(),
+            planned: AtomicU64::new(u64::MAX),
+            expired: AtomicU64::new(0),
+        }
     }
 
     fn report(&self, token: Token) {
@@ -127,6 +135,23 @@ impl Bell {
         // The doorbell orders what lies under a lock: this one.
         drop(self.changed.lock());
         self.doorbell.ring();
+    }
+
+    /// The thread is about to find out what is due first: whoever adds something meanwhile rings.
+    pub(crate) fn plan(&self) {
+        self.planned.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    /// The thread will look at `at` by itself.
+    pub(crate) fn planned(&self, at: u64) {
+        self.planned.store(at, Ordering::Relaxed);
+    }
+
+    /// Something is due at `at`, put under its lock before: wakes the thread unless it looks by then anyway.
+    pub(crate) fn look_by(&self, at: u64) {
+        if at < self.planned.load(Ordering::Relaxed) {
+            self.nudge();
+        }
     }
 
     /// What was reported since the last call.
@@ -238,12 +263,8 @@ impl Grant {
     /// must not be handed out.
     pub(crate) fn enable(&self, now: u64) -> bool {
         let deadline = round_up(after(now, self.terms.ttl));
-        let enabled = self.change(|word| (word & !WATCHED == PENDING).then_some(deadline | word & WATCHED));
-        if enabled.is_some_and(|word| word & WATCHED != 0) {
-            // Its deadline is known only now.
-            self.bell.report(self.token);
-        }
-        enabled.is_some()
+        // Whoever watches looks one ttl after it began to, which is not later than the deadline.
+        self.change(|word| (word & !WATCHED == PENDING).then_some(deadline | word & WATCHED)).is_some()
     }
 
     /// Whether the grant is the fence's live one at `now`.
@@ -254,7 +275,10 @@ impl Grant {
 
     /// Whether its holder may go on at `now`.
     pub(crate) fn is_held(&self, now: u64) -> bool {
-        self.is_live(now) && self.is_believed(now)
+        let word = self.word.load(Ordering::Acquire);
+        // The usual answer first, in few steps. A pending word is 0, and no instant is below that.
+        let is_usual = now < word & !FLAGS && word & ENDED == 0 && now < self.held_until();
+        is_usual || (self.is_live(now) && self.is_believed(now))
     }
 
     pub(crate) fn is_pending(&self) -> bool {
@@ -326,6 +350,20 @@ impl Grant {
     /// Ends the grant; `true` for the one call that did. Its fence is free at once.
     pub(crate) fn end(&self, ending: Ending) -> bool {
         self.end_with(|_| Some(ENDED | ending.bits()))
+    }
+
+    /// Gives the grant back: `Some` for the one call that ended it. It says whether somebody wants to hear of
+    /// that, which is then the caller's to see to.
+    pub(crate) fn release(&self) -> Option<bool> {
+        let mut word = self.word.load(Ordering::Acquire);
+        while word & ENDED == 0 {
+            let next = ENDED | Ending::Released.bits();
+            match self.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(word & WATCHED != 0),
+                Err(seen) => word = seen,
+            }
+        }
+        None
     }
 
     /// Ends the grant for an operator: its fence is free after the delay it was asked for with.

@@ -78,6 +78,11 @@ impl LeaseTable {
         self.end_fence_if(keyspace, fence, |grant| grant.token() == token)
     }
 
+    /// Removes a grant that was given back; `false`: the fence has a newer one, which says as much.
+    pub(crate) fn remove_released(&self, keyspace: KeyspaceId, fence: &[u8], token: Token) -> bool {
+        self.remove_if(keyspace, fence, token) || self.current(keyspace, fence).is_none()
+    }
+
     /// Ends and removes the grant of the fence if its token is below `token`, which is its mark now.
     pub(crate) fn end_fence_below(&self, keyspace: KeyspaceId, fence: &[u8], token: Token) -> bool {
         // Upholds L5 for one fence.
@@ -294,6 +299,21 @@ mod tests {
         assert!(grant.is_ended());
         assert!(!table.remove_if(JOBS, b"a", token(2)));
         assert_eq!(table.len(), 0);
+    }
+
+    #[test]
+    fn a_release_is_worth_a_record_unless_a_newer_grant_follows() {
+        let table = LeaseTable::new();
+        let old = live(1, MS);
+        table.insert(JOBS, b"a", old.clone());
+        old.end(Ending::Released);
+        assert!(table.remove_released(JOBS, b"a", token(1)));
+        assert_eq!(table.len(), 0);
+        // Swept before: nothing follows it.
+        assert!(table.remove_released(JOBS, b"a", token(1)));
+        table.insert(JOBS, b"a", live(2, MS));
+        assert!(!table.remove_released(JOBS, b"a", token(1)));
+        assert!(table.current(JOBS, b"a").unwrap().is_live(MS));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What can be chosen when a store or a keyspace is opened, with each default.
 
-use crate::clock::{Clock, SystemClock};
+use crate::clock::{Clock, Time};
 use crate::entropy::Entropy;
 use crate::error::{Error, Result};
 use crate::storage::Storage;
@@ -173,7 +173,7 @@ pub struct Options {
     pub(crate) must_exist: bool,
     pub(crate) background: bool,
     pub(crate) idle_seal: bool,
-    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) clock: Time,
     pub(crate) storage: Option<Arc<dyn Storage>>,
     pub(crate) progress: Option<ProgressFn>,
     pub(crate) entropy: Entropy,
@@ -192,7 +192,7 @@ impl Default for Options {
             must_exist: false,
             background: true,
             idle_seal: true,
-            clock: Arc::new(SystemClock::new()),
+            clock: Time::default(),
             storage: None,
             progress: None,
             entropy: Entropy::System,
@@ -260,9 +260,9 @@ impl Options {
         self
     }
 
-    /// The clock that leases are measured by. Default: [`SystemClock`].
+    /// The clock that leases are measured by. Default: [`SystemClock`](crate::SystemClock).
     pub fn clock(mut self, clock: impl Clock) -> Self {
-        self.clock = Arc::new(clock);
+        self.clock = Time::of(clock);
         self
     }
 

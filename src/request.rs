@@ -220,7 +220,7 @@ impl LeaseRequest<'_> {
         }
         let owner = match self.owner {
             Some(owner) => owner,
-            None => OwnerId::new(self.keyspace.shared.engine.options.entropy.u128()?),
+            None => OwnerId::new(self.keyspace.shared.engine.options.entropy.name()?),
         };
         let delay = u64::try_from(self.lock_delay.as_nanos()).unwrap_or(u64::MAX);
         Ok(Plan {

@@ -133,8 +133,9 @@ impl Watches {
         Watches(Mutex::new(Inner::default()))
     }
 
-    /// The queue is to be looked at when the grant is over; `false`: it is.
-    pub(crate) fn add_queue(&self, grant: &Arc<Grant>, queue: &QueueId, now: u64) -> bool {
+    /// The queue is to be looked at when the grant is over; answers when that may be at the earliest. `None`:
+    /// it is.
+    pub(crate) fn add_queue(&self, grant: &Arc<Grant>, queue: &QueueId, now: u64) -> Option<u64> {
         let mut inner = self.0.lock();
         let was_known = inner.is_known(grant);
         let watch = inner.entry(grant);
@@ -142,9 +143,10 @@ impl Watches {
             watch.queues.push(queue.clone());
         }
         let (watched, gone) = inner.watch(grant, was_known, now);
+        let timer = inner.watches.get(&grant.token()).and_then(|watch| watch.timer);
         drop(inner);
         drop(gone);
-        watched
+        watched.then_some(timer.unwrap_or(u64::MAX))
     }
 
     /// The task is to be woken when the grant is over; `false`: it is. A later call with the same `slot`
@@ -269,8 +271,8 @@ mod tests {
     fn a_renewal_moves_the_next_look_only_when_the_last_one_is_due() {
         let (watches, bell) = (Watches::new(), Arc::new(Bell::new()));
         let grant = live(&bell);
-        assert!(watches.add_queue(&grant, &queue(), MS));
-        assert!(watches.add_queue(&grant, &queue(), MS));
+        assert_eq!(watches.add_queue(&grant, &queue(), MS), Some(11 * MS));
+        assert_eq!(watches.add_queue(&grant, &queue(), MS), Some(11 * MS));
         assert_eq!(watches.next(), Some(11 * MS));
         grant.renew(5 * MS, u64::MAX).unwrap();
         assert_eq!(watches.next(), Some(11 * MS));
@@ -301,7 +303,7 @@ mod tests {
         let (watches, bell) = (Watches::new(), Arc::new(Bell::new()));
         let grant = live(&bell);
         grant.end(Ending::Released);
-        assert!(!watches.add_queue(&grant, &queue(), MS));
+        assert_eq!(watches.add_queue(&grant, &queue(), MS), None);
         assert!(!watches.add_waker(&grant, &mut 0, Waker::noop().clone(), MS));
         assert_eq!((watches.len(), watches.next()), (0, None));
     }
@@ -314,11 +316,11 @@ mod tests {
             let (watches, bell) = (Watches::new(), Arc::new(Bell::new()));
             let grant = live(&bell);
             let mut slot = 0;
-            assert!(watches.add_queue(&grant, &queue(), MS));
+            assert!(watches.add_queue(&grant, &queue(), MS).is_some());
             assert!(watches.add_waker(&grant, &mut slot, Waker::noop().clone(), MS));
             grant.end(Ending::Broken);
             assert!(!match late {
-                0 => watches.add_queue(&grant, &queue(), MS),
+                0 => watches.add_queue(&grant, &queue(), MS).is_some(),
                 1 => watches.add_waker(&grant, &mut 0, Waker::noop().clone(), MS),
                 _ => watches.keep(&grant, None, MS),
             });
@@ -334,9 +336,9 @@ mod tests {
     fn nothing_is_watched_in_a_store_that_is_shut() {
         let (watches, bell) = (Watches::new(), Arc::new(Bell::new()));
         let grant = live(&bell);
-        assert!(watches.add_queue(&grant, &queue(), MS));
+        assert!(watches.add_queue(&grant, &queue(), MS).is_some());
         assert_eq!(watches.shut().len(), 1);
-        assert!(!watches.add_queue(&grant, &queue(), MS));
+        assert_eq!(watches.add_queue(&grant, &queue(), MS), None);
         assert_eq!(watches.len(), 0);
     }
 }

@@ -572,7 +572,7 @@ fn a_renewal_loses_no_watch() {
 }
 
 #[test]
-fn who_watches_a_grant_on_its_way_is_told_when_it_is_enabled_or_ended() {
+fn who_watches_a_grant_on_its_way_is_told_of_its_end() {
     explore(|| {
         let (fence, bell) = held_with_bell();
         let committer = spawn(&fence, |fence| fence.grant.enable(MS));
@@ -606,14 +606,70 @@ fn a_report_wakes_the_thread_that_looks() {
     explore(|| {
         let (fence, bell) = held_with_bell();
         assert!(fence.grant.watch());
-        let committer = spawn(&fence, |fence| assert!(fence.grant.enable(MS)));
+        let breaker = spawn(&fence, |fence| assert!(fence.grant.end_broken(MS)));
         let mut told = bell.take();
         while told.is_empty() {
             bell.doorbell.listen(None);
             told = bell.take();
         }
-        committer.join().unwrap();
-        assert!(fence.grant.is_live(2 * MS));
+        breaker.join().unwrap();
+        assert_eq!(fence.grant.ending(), Some(Ending::Broken));
+    });
+}
+
+#[test]
+fn who_watches_before_a_release_is_the_releasers_to_tell() {
+    explore(|| {
+        let (fence, bell) = held_with_bell();
+        assert!(fence.grant.enable(MS));
+        let waiter = spawn(&fence, |fence| fence.grant.watch());
+        let holder = spawn(&fence, |fence| renew(&fence.grant, 5 * MS).is_ok());
+        let told = fence.grant.release();
+        holder.join().unwrap();
+        assert_eq!(told, Some(waiter.join().unwrap()));
+        assert!(bell.take().is_empty(), "told twice");
+    });
+}
+
+#[test]
+fn of_a_release_and_a_break_one_ends_the_grant_and_only_a_break_is_reported() {
+    explore(|| {
+        let (fence, bell) = held_with_bell();
+        assert!(fence.grant.enable(MS) && fence.grant.watch());
+        let operator = spawn(&fence, |fence| fence.grant.end_broken(MS));
+        let released = fence.grant.release();
+        let broken = operator.join().unwrap();
+        assert_eq!(released, (!broken).then_some(true));
+        assert_eq!(!bell.take().is_empty(), broken);
+    });
+}
+
+#[test]
+fn who_adds_something_due_wakes_the_thread_unless_it_looks_by_then() {
+    explore(|| {
+        let bell = Arc::new(Bell::new());
+        let due = Arc::new(sync::Mutex::new(vec![7]));
+        let adding = {
+            let (bell, due) = (bell.clone(), due.clone());
+            loom::thread::spawn(move || {
+                due.lock().push(5);
+                bell.look_by(5);
+                due.lock().push(9);
+                bell.look_by(9);
+            })
+        };
+        // Sleeps for what it found first, and must not sleep over anything that is due earlier.
+        loop {
+            bell.plan();
+            drop(bell.take());
+            let first = due.lock().iter().copied().min().unwrap();
+            if first == 5 {
+                break;
+            }
+            bell.planned(first);
+            bell.doorbell.listen(None);
+        }
+        adding.join().unwrap();
     });
 }
 

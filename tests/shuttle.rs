@@ -38,18 +38,19 @@ mod watches;
 
 use block::block_on;
 use error::Error;
-use group_commit::Progress;
-use lease::{Bell, Ending, Grant, RenewError, Terms};
+use group_commit::{Doorbell, Progress, WakerSlot};
+use lease::{Bell, Grant, RenewError, Terms};
 use lease_table::LeaseTable;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
+use slots::{slot_name, slot_of};
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64 as Plain;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
-use sync::{Arc, AtomicBool, Mutex, Ordering, time};
+use sync::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering, time};
 use types::{KeyspaceId, Lsn, OwnerId, Token, Ttl};
-use waiters::{Ask, Granted, QueueId, Waiter, Waiters};
+use waiters::{Ask, Granted, QueueId, Slots, Waiter, Waiters};
 use watches::{Keep, Watches};
 
 /// The one word of `src/options.rs` that the kernels use.
@@ -265,8 +266,21 @@ mod sync {
 
 const MS: u64 = 1_000_000;
 const JOBS: KeyspaceId = KeyspaceId(1);
-const FENCES: [&[u8]; 2] = [b"a", b"b"];
+/// Two fences, and the two slots of a key.
+const FENCES: [&[u8]; 4] = [b"a", b"b", b"k.0/", b"k.1/"];
+const KEY: &[u8] = b"k";
+const SLOTS: Slots = Slots { n: 2, delimiter: b'/' };
 const MOST: usize = 256;
+const MOST_TOLD: usize = 3;
+
+fn fence_of(name: &[u8]) -> usize {
+    FENCES.iter().position(|fence| *fence == name).unwrap()
+}
+
+/// The queue that leads to a fence.
+fn queue_of(fence: usize) -> &'static [u8] {
+    if fence < 2 { FENCES[fence] } else { KEY }
+}
 
 fn any(n: u64) -> u64 {
     thread_rng().gen_range(0..n)
@@ -276,7 +290,7 @@ fn any(n: u64) -> u64 {
 /// schedule happens under one.
 #[derive(Default)]
 struct Witness {
-    grants: [std::sync::Mutex<Vec<Arc<Grant>>>; 2],
+    grants: [std::sync::Mutex<Vec<Arc<Grant>>>; FENCES.len()],
     ended: std::sync::Mutex<BTreeSet<Token>>,
     joined: std::sync::Mutex<Vec<Joined>>,
     steps: Plain,
@@ -329,7 +343,7 @@ impl Witness {
         let mut joined = self.joined.lock().unwrap();
         let me = waiter.and_then(|waiter| joined.iter().position(|other| Arc::ptr_eq(&other.waiter, waiter)));
         let since = me.map_or(since, |me| joined[me].before);
-        for other in joined.iter().filter(|other| &*other.waiter.queue.name == FENCES[fence]) {
+        for other in joined.iter().filter(|other| &*other.waiter.queue.name == queue_of(fence)) {
             let overtaken = !other.is_gone && other.waiter.deadline > now && other.after < since;
             assert!(!overtaken, "overtook one who came at {} and was there before {since}", other.after);
         }
@@ -337,6 +351,10 @@ impl Witness {
             assert!(!joined[me].has_left, "one who left was served");
             joined[me].is_gone = true;
         }
+    }
+
+    fn check_all(&self) {
+        (0..FENCES.len()).for_each(|fence| self.check(fence));
     }
 
     fn note(&self, waiter: &Arc<Waiter>, note: impl FnOnce(&mut Joined)) {
@@ -363,20 +381,33 @@ struct Engine {
     waiters: Waiters,
     watches: Watches,
     bell: Arc<Bell>,
+    /// Rung when the committer has work.
+    doorbell: Doorbell,
+    /// Who waits for the committer right now.
+    waiting: AtomicUsize,
     is_over: AtomicBool,
     witness: Witness,
 }
 
 enum Attempt {
     Appended(Granted),
-    Busy(Arc<Grant>),
+    Busy(Vec<Arc<Grant>>),
     Queued,
+}
+
+enum Served {
+    Told(Option<Waker>),
+    Granted { waker: Option<Waker>, lsn: Lsn, company: bool },
+    NoRoom,
+    Busy(Vec<Arc<Grant>>),
 }
 
 /// How a worker behaves.
 #[derive(Clone, Copy)]
 struct Wish {
-    fence: usize,
+    /// A fence, or a key with slots.
+    name: &'static [u8],
+    slots: Option<Slots>,
     terms: Terms,
     wait: u64,
     /// Leaves after so many polls.
@@ -393,43 +424,89 @@ impl Engine {
             waiters: Waiters::new(),
             watches: Watches::new(),
             bell: Arc::new(Bell::new()),
+            doorbell: Doorbell::new(),
+            waiting: AtomicUsize::new(0),
             is_over: AtomicBool::new(false),
             witness: Witness::default(),
         })
     }
 
-    /// As `Engine::wait_durable`: whoever comes first commits for all.
+    /// As `Engine::commit`.
+    fn commit(&self) {
+        let commit = self.commit.lock();
+        let mut tail = self.tail.lock();
+        let (last, taken) = (Lsn::new(tail.next - 1), tail.group);
+        if self.progress.durable() == last {
+            return;
+        }
+        tail.group += 1;
+        drop(tail);
+        let due = self.progress.publish(last, taken, 0);
+        drop(commit);
+        drop(due);
+    }
+
+    /// As `Engine::wait_durable`: who is alone commits by itself, with company the committer does.
     fn wait_durable(&self, lsn: Lsn, group: u32) {
-        if self.progress.durable() < lsn {
-            let commit = self.commit.lock();
-            let mut tail = self.tail.lock();
-            let (last, taken) = (Lsn::new(tail.next - 1), tail.group);
-            tail.group += 1;
-            drop(tail);
-            let due = self.progress.publish(last, taken, 0);
-            drop(commit);
-            drop(due);
+        if self.progress.durable() >= lsn {
+            return;
+        }
+        let company = self.waiting.fetch_add(1, Ordering::AcqRel) > 0;
+        if !company && self.progress.durable().next() == lsn {
+            self.commit();
+        } else {
+            self.doorbell.ring();
         }
         assert_eq!(self.progress.wait(lsn, group), Ok(()));
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn commit_until_over(&self) {
+        while !self.is_over.load(Ordering::Acquire) {
+            self.doorbell.listen(None);
+            self.commit();
+        }
+    }
+
+    /// As `Engine::is_free`.
+    fn is_free(&self, grant: &Grant, now: u64) -> bool {
+        grant.end_if_expired(now);
+        if grant.is_pending() && self.progress.durable() >= grant.lsn() {
+            grant.enable(now);
+        }
+        grant.is_free(now)
+    }
+
+    /// As `Engine::find_place`: the fence, or the grants in the way.
+    fn find_place(&self, ask: &Ask<'_>, now: u64) -> Result<Vec<u8>, Vec<Arc<Grant>>> {
+        let Some(slots) = ask.slots else {
+            return match self.leases.current(JOBS, ask.name) {
+                Some(grant) if !self.is_free(&grant, now) => Err(vec![grant]),
+                _ => Ok(ask.name.to_vec()),
+            };
+        };
+        let mut taken = self.leases.slots(JOBS, ask.name);
+        taken.retain(|(_, grant)| !self.is_free(grant, now));
+        assert!(taken.len() <= slots.n as usize, "more than all slots are held");
+        match (0..slots.n).find(|index| taken.iter().all(|(of, _)| of != index)) {
+            Some(index) => Ok(slot_name(ask.name, index, slots.delimiter)),
+            None => Err(taken.into_iter().map(|(_, grant)| grant).collect()),
+        }
     }
 
     /// As `Engine::attempt_at`, for the first in the queue or for a newcomer.
     fn attempt_at(&self, tail: &mut Tail, ask: &Ask<'_>, waiter: Option<&Arc<Waiter>>) -> Attempt {
-        let fence = FENCES.iter().position(|name| *name == ask.name).unwrap();
         let since = self.witness.step();
         let now = time::now();
         if waiter.is_none() && self.waiters.ahead(JOBS, ask).is_some() {
             return Attempt::Queued;
         }
-        let current = self.leases.current(JOBS, ask.name);
-        if let Some(grant) = &current {
-            grant.end_if_expired(now);
-            if grant.is_pending() && self.progress.durable() >= grant.lsn() {
-                grant.enable(now);
-            }
-            if !grant.is_free(now) {
-                return Attempt::Busy(grant.clone());
-            }
+        let name = match self.find_place(ask, now) {
+            Ok(name) => name,
+            Err(taken) => return Attempt::Busy(taken),
+        };
+        let fence = fence_of(&name);
+        if let Some(grant) = self.leases.current(JOBS, &name) {
             assert!(grant.is_ended(), "given while it is held");
         }
         tail.counter += 1;
@@ -437,18 +514,26 @@ impl Engine {
         let lsn = Lsn::new(tail.next);
         tail.next += 1;
         let grant = Arc::new(Grant::pending(token, ask.terms, lsn, now, &self.bell));
-        self.leases.insert(JOBS, ask.name, grant.clone());
+        self.leases.insert(JOBS, &name, grant.clone());
         self.witness.granted(fence, &grant);
         self.witness.given(fence, waiter, since);
         self.witness.check(fence);
         Attempt::Appended(Granted {
             grant,
-            fence: ask.name.into(),
+            fence: name.into(),
             predecessor: None,
             lsn,
             group: tail.group,
             asked: now,
         })
+    }
+
+    /// As `Engine::let_go`.
+    fn let_go(&self, grant: &Grant) {
+        if grant.release() == Some(true) {
+            self.pass(grant.token(), true);
+        }
+        assert!(grant.is_ended());
     }
 
     fn enable(&self, granted: &Granted) -> bool {
@@ -463,20 +548,29 @@ impl Engine {
 
     /// As `Acquire::run` and its `leave`: the grant, or `None` if there was none in time, or it left.
     fn acquire(&self, wish: &Wish) -> Option<Arc<Grant>> {
-        let ask = Ask { name: FENCES[wish.fence], slots: None, terms: wish.terms, resume: None };
+        let ask = Ask { name: wish.name, slots: wish.slots, terms: wish.terms, resume: None };
         let mut until = None;
         loop {
-            let attempt = self.attempt_at(&mut self.tail.lock(), &ask, None);
-            let granted = match attempt {
-                Attempt::Appended(granted) => granted,
+            let busy = if wish.wait == 0 { None } else { self.find_place(&ask, time::now()).err() };
+            let attempt = match busy {
+                Some(busy) => Attempt::Busy(busy),
+                None => self.attempt_at(&mut self.tail.lock(), &ask, None),
+            };
+            let busy = match attempt {
+                Attempt::Appended(granted) => Err(granted),
                 Attempt::Busy(_) | Attempt::Queued if wish.wait == 0 => return None,
-                Attempt::Busy(_) | Attempt::Queued => {
+                Attempt::Busy(busy) => Ok(Some(busy)),
+                Attempt::Queued => Ok(None),
+            };
+            let granted = match busy {
+                Err(granted) => granted,
+                Ok(busy) => {
                     let until = *until.get_or_insert(time::now().saturating_add(wish.wait));
-                    self.wait(wish, &ask, until)?
+                    self.wait(wish, &ask, until, busy)?
                 }
             };
             if wish.patience == Some(0) {
-                granted.grant.end(Ending::Released);
+                self.let_go(&granted.grant);
                 return None;
             }
             self.wait_durable(granted.lsn, granted.group);
@@ -486,15 +580,21 @@ impl Engine {
         }
     }
 
-    fn wait(&self, wish: &Wish, ask: &Ask<'_>, until: u64) -> Option<Granted> {
+    fn wait(&self, wish: &Wish, ask: &Ask<'_>, until: u64, busy: Option<Vec<Arc<Grant>>>) -> Option<Granted> {
         let before = self.witness.step();
-        let waiter = self.waiters.join(JOBS, ask, until, Duration::from_nanos(wish.wait)).unwrap();
+        let (waiter, is_first) =
+            self.waiters.join(JOBS, ask, until, Duration::from_nanos(wish.wait)).unwrap();
         let after = self.witness.step();
         let joined = Joined { waiter: waiter.clone(), before, after, is_gone: false, has_left: false };
         let mut all = self.witness.joined.lock().unwrap();
         all.push(joined);
         drop(all);
-        self.bell.nudge();
+        // As `Engine::begin_to_wait`.
+        self.bell.look_by(waiter.deadline);
+        let live = busy.filter(|busy| !busy.iter().any(|grant| grant.is_ended()));
+        if is_first && !live.is_some_and(|busy| self.wait_for(&waiter.queue, &busy)) {
+            self.hand_over(&waiter.queue, true);
+        }
         let told = match wish.patience {
             None => block_on(|cx| waiter.poll(cx)),
             Some(polls) => {
@@ -518,7 +618,8 @@ impl Engine {
         self.waiters.remove(&waiter);
         match told {
             Ok(granted) => {
-                assert_eq!(&*granted.fence, ask.name);
+                self.waiting.fetch_sub(1, Ordering::AcqRel);
+                assert_eq!(queue_of(fence_of(&granted.fence)), ask.name);
                 Some(granted)
             }
             Err(Error::Timeout { .. }) => {
@@ -535,7 +636,8 @@ impl Engine {
         self.witness.note(waiter, |joined| joined.has_left = true);
         assert!(waiter.queued().is_none());
         if let Some(granted) = granted {
-            granted.grant.end(Ending::Released);
+            self.waiting.fetch_sub(1, Ordering::AcqRel);
+            self.let_go(&granted.grant);
         }
     }
 
@@ -565,6 +667,9 @@ impl Engine {
         self.wait_durable(lsn, group);
         if !by_raise && self.waiters.len() > 0 {
             self.waiters.visit_now(QueueId { keyspace: JOBS, name: name.into(), has_slots: false });
+            if let Some((key, _)) = slot_of(name) {
+                self.waiters.visit_now(QueueId { keyspace: JOBS, name: key.into(), has_slots: true });
+            }
             self.bell.nudge();
         }
         self.witness.check(fence);
@@ -588,8 +693,9 @@ impl Engine {
 
     /// As `Engine::tend_leases`, without the look that it takes four times a second for nothing.
     fn tend(&self) -> Option<Duration> {
+        self.bell.plan();
         for token in self.bell.take() {
-            self.look_at_changed(token);
+            self.pass(token, false);
         }
         let now = time::now();
         for token in self.watches.due(now, MOST) {
@@ -604,21 +710,18 @@ impl Engine {
             waker.into_iter().for_each(Waker::wake);
         }
         for queue in self.waiters.to_visit(now, MOST) {
-            self.hand_over(&queue);
+            self.hand_over(&queue, false);
         }
-        let next = [self.watches.next(), self.waiters.next()].into_iter().flatten().min();
-        next.filter(|at| *at != u64::MAX).map(|at| Duration::from_nanos(at.saturating_sub(time::now())))
+        let next = [self.watches.next(), self.waiters.next()].into_iter().flatten().min()?;
+        self.bell.planned(next);
+        (next != u64::MAX).then(|| Duration::from_nanos(next.saturating_sub(time::now())))
     }
 
-    fn look_at_changed(&self, token: Token) {
-        let Some((grant, ..)) = self.watches.get(token) else { return };
-        if !grant.is_ended() {
-            return self.watches.arm(token, time::now());
-        }
+    fn pass(&self, token: Token, at_hand: bool) {
         let Some(mut watch) = self.watches.take(token) else { return };
         watch.wake();
         for queue in &watch.queues {
-            self.hand_over(queue);
+            self.hand_over(queue, at_hand);
         }
     }
 
@@ -638,41 +741,81 @@ impl Engine {
         }
     }
 
-    fn hand_over(&self, queue: &QueueId) {
-        while let Some(waiter) = self.waiters.first(queue) {
-            let busy = {
-                let mut tail = self.tail.lock();
-                match waiter.queued() {
-                    None => Err(None),
-                    Some(queued) if time::now() >= waiter.deadline => {
-                        self.witness.note(&waiter, |joined| joined.is_gone = true);
-                        Err(queued.tell(Err(Error::Timeout { after: waiter.wait })))
-                    }
-                    Some(queued) => match self.attempt_at(&mut tail, &waiter.ask(), Some(&waiter)) {
-                        Attempt::Appended(granted) => Err(queued.tell(Ok(granted))),
-                        Attempt::Busy(grant) => Ok(grant),
-                        Attempt::Queued => unreachable!("it is the first"),
-                    },
-                }
-            };
-            match busy {
-                Err(waker) => {
-                    self.waiters.remove(&waiter);
+    /// By whoever gives a lease back, or begins to wait, with the room at hand; or by the thread.
+    fn hand_over(&self, queue: &QueueId, at_hand: bool) {
+        let mut first = self.waiters.first(queue);
+        for _ in 0..MOST_TOLD {
+            let Some(waiter) = &first else { return };
+            match self.serve(waiter, at_hand) {
+                Served::Told(waker) => {
+                    first = self.waiters.remove_and_next(waiter);
                     waker.into_iter().for_each(Waker::wake);
                 }
-                Ok(grant) => {
-                    let now = time::now();
-                    if self.watches.add_queue(&grant, queue, now) {
+                Served::Granted { waker, lsn, company } => {
+                    first = self.waiters.remove_and_next(waiter);
+                    self.wake_when_durable(waker, lsn, company);
+                }
+                Served::Busy(busy) => {
+                    if self.wait_for(queue, &busy) {
                         return;
                     }
-                    match grant.free_at() {
-                        Some(at) if at > now => return self.waiters.visit_at(queue, at),
-                        Some(_) => {}
-                        None => return,
-                    }
+                    first = self.waiters.first(queue);
                 }
+                Served::NoRoom => break,
             }
         }
+        self.waiters.visit_now(queue.clone());
+        self.bell.nudge();
+    }
+
+    fn serve(&self, waiter: &Arc<Waiter>, at_hand: bool) -> Served {
+        let mut tail = self.tail.lock();
+        if at_hand && any(8) == 0 {
+            return Served::NoRoom;
+        }
+        let Some(queued) = waiter.queued() else { return Served::Told(None) };
+        if time::now() >= waiter.deadline {
+            self.witness.note(waiter, |joined| joined.is_gone = true);
+            return Served::Told(queued.tell(Err(Error::Timeout { after: waiter.wait })));
+        }
+        match self.attempt_at(&mut tail, &waiter.ask(), Some(waiter)) {
+            Attempt::Appended(granted) => {
+                let lsn = granted.lsn;
+                let company = self.waiting.fetch_add(1, Ordering::AcqRel) > 0;
+                Served::Granted { waker: queued.tell(Ok(granted)), lsn, company }
+            }
+            Attempt::Busy(busy) => Served::Busy(busy),
+            Attempt::Queued => unreachable!("it is the first"),
+        }
+    }
+
+    fn wait_for(&self, queue: &QueueId, busy: &[Arc<Grant>]) -> bool {
+        let now = time::now();
+        for grant in busy {
+            let look_at = match (self.watches.add_queue(grant, queue, now), grant.free_at()) {
+                (Some(at), _) => at,
+                (None, Some(at)) if at > now => {
+                    self.waiters.visit_at(queue, at);
+                    at
+                }
+                (None, Some(_)) => return false,
+                (None, None) => unreachable!("nothing is shut"),
+            };
+            self.bell.look_by(look_at);
+        }
+        true
+    }
+
+    fn wake_when_durable(&self, waker: Option<Waker>, lsn: Lsn, company: bool) {
+        let Some(waker) = waker else { return };
+        if !company && self.progress.durable().next() == lsn {
+            return waker.wake();
+        }
+        let mut cx = Context::from_waker(&waker);
+        if self.progress.poll(lsn, &mut WakerSlot::default(), &mut cx).is_ready() {
+            return waker.wake();
+        }
+        self.doorbell.ring();
     }
 
     fn tend_until_over(&self) {
@@ -700,19 +843,23 @@ type Worker = Box<dyn FnOnce(&Engine) + Send>;
 fn run(workers: Vec<Worker>) {
     let engine = Engine::new();
     let tender = spawn(&engine, Engine::tend_until_over);
+    let committer = spawn(&engine, Engine::commit_until_over);
     let clock = thread::spawn(time::run);
     let workers: Vec<_> = workers.into_iter().map(|worker| spawn(&engine, worker)).collect();
     for worker in workers {
         worker.join().unwrap();
     }
     assert_eq!(engine.waiters.len(), 0, "somebody who left is still in a queue");
+    assert_eq!(engine.waiting.load(Ordering::Acquire), 0, "somebody is still counted");
     for fence in 0..FENCES.len() {
         engine.overtake(fence, true);
         engine.witness.check(fence);
     }
     engine.is_over.store(true, Ordering::Release);
     engine.bell.nudge();
+    engine.doorbell.ring();
     tender.join().unwrap();
+    committer.join().unwrap();
     time::end();
     clock.join().unwrap();
     assert_eq!(engine.waiters.next(), None, "a deadline or a visit is left behind");
@@ -726,9 +873,10 @@ fn without_deadlines() {
     let worker = |engine: &Engine| {
         for _ in 0..2 {
             let patience = (any(4) == 0).then(|| any(3));
-            let wish = Wish { fence: 0, terms: terms(Ttl::INFINITE, 0), wait: u64::MAX, patience };
+            let (name, slots) = if any(3) == 0 { (KEY, Some(SLOTS)) } else { (FENCES[0], None) };
+            let wish = Wish { name, slots, terms: terms(Ttl::INFINITE, 0), wait: u64::MAX, patience };
             let Some(grant) = engine.acquire(&wish) else { continue };
-            engine.witness.check(0);
+            engine.witness.check_all();
             let now = time::now();
             match any(3) {
                 0 => {
@@ -744,11 +892,11 @@ fn without_deadlines() {
                 }
                 _ => {}
             }
-            grant.end(Ending::Released);
-            engine.witness.check(0);
+            engine.let_go(&grant);
+            engine.witness.check_all();
         }
     };
-    let breaker = |engine: &Engine| (0..3).for_each(|_| engine.overtake(0, any(2) == 0));
+    let breaker = |engine: &Engine| (0..3).for_each(|_| engine.overtake(any(4) as usize, any(2) == 0));
     run(vec![Box::new(worker), Box::new(worker), Box::new(worker), Box::new(breaker)]);
 }
 
@@ -756,11 +904,12 @@ fn without_deadlines() {
 fn with_deadlines() {
     let worker = |engine: &Engine| {
         for _ in 0..2 {
-            let fence = usize::from(any(4) == 0);
+            let name = [FENCES[0], FENCES[0], FENCES[1], KEY][any(4) as usize];
+            let slots = (name == KEY).then_some(SLOTS);
             let ttl = Ttl::new(Duration::from_millis(5 + any(6))).unwrap();
             let delay = if any(4) == 0 { 2 * MS } else { 0 };
             let patience = (any(5) == 0).then(|| any(3));
-            let wish = Wish { fence, terms: terms(ttl, delay), wait: any(4) * 7 * MS, patience };
+            let wish = Wish { name, slots, terms: terms(ttl, delay), wait: any(4) * 7 * MS, patience };
             let Some(grant) = engine.acquire(&wish) else { continue };
             if any(3) == 0 {
                 let now = time::now();
@@ -779,20 +928,16 @@ fn with_deadlines() {
                     assert!(!(was_over && renewed.is_ok()), "renewed what was over");
                 }
             }
-            engine.witness.check(fence);
-            if any(3) != 0 {
-                let now = time::now();
-                if !grant.end_if_expired(now) {
-                    grant.end(Ending::Released);
-                }
-                assert!(grant.is_ended());
+            engine.witness.check_all();
+            if any(3) != 0 && !grant.end_if_expired(time::now()) {
+                engine.let_go(&grant);
             }
-            engine.witness.check(fence);
+            engine.witness.check_all();
         }
     };
     let breaker = |engine: &Engine| {
         for _ in 0..2 {
-            engine.overtake(usize::from(any(3) == 0), any(2) == 0);
+            engine.overtake(any(4) as usize, any(2) == 0);
         }
     };
     run(vec![Box::new(worker), Box::new(worker), Box::new(worker), Box::new(breaker)]);

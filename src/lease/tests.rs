@@ -170,7 +170,7 @@ fn a_renewal_goes_no_further_than_its_limit() {
 }
 
 #[test]
-fn a_watched_grant_reports_its_enabling_and_its_end_and_no_other_does() {
+fn a_watched_grant_reports_its_end_and_no_other_does() {
     let bell = Arc::new(Bell::new());
     let ttl = Ttl::new(Duration::from_millis(10)).unwrap();
     let grants = [1, 2].map(|n| Grant::pending(token(n), terms(ttl), Lsn::new(n), MS, &bell));
@@ -178,13 +178,29 @@ fn a_watched_grant_reports_its_enabling_and_its_end_and_no_other_does() {
     for grant in &grants {
         assert!(grant.enable(MS));
     }
-    assert_eq!(bell.take(), [token(2)]);
     assert!(grants[1].renew(2 * MS, u64::MAX).is_ok());
     for grant in &grants {
         assert!(grant.end(Ending::Released));
         assert!(!grant.watch());
     }
     assert_eq!(bell.take(), [token(2)]);
+}
+
+#[test]
+fn a_release_leaves_it_to_the_caller_to_tell_who_watches() {
+    let bell = Arc::new(Bell::new());
+    let ttl = Ttl::new(Duration::from_millis(10)).unwrap();
+    for watched in [false, true] {
+        let grant = Grant::pending(token(1), terms(ttl), Lsn::new(1), MS, &bell);
+        assert!(grant.enable(MS));
+        if watched {
+            assert!(grant.watch());
+        }
+        assert_eq!(grant.release(), Some(watched));
+        assert_eq!((grant.ending(), grant.is_free(MS)), (Some(Ending::Released), true));
+        assert_eq!((grant.release(), grant.watch()), (None, false));
+    }
+    assert!(bell.take().is_empty());
 }
 
 #[test]
