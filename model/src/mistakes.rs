@@ -1,9 +1,8 @@
-//! The mistakes that the search must find: each is a line of `rules.rs` or `actions.rs` done otherwise.
+//! The mistakes that the search must find: each is a line of `rules.rs`, or of what an action does, done otherwise.
 //!
 //! Each comes with the smallest part of the protocol in which it shows, and with what the shortest
 //! counterexample ends in.
 
-use crate::actions::Violation;
 use crate::rules::{Bounds, EXTERNAL, Layout, Model, NOTHING, ONE_FENCE, ONE_KEYSPACE, SLOTS, TWO_KEYSPACES};
 
 /// What somebody has done wrong, here or elsewhere.
@@ -45,6 +44,7 @@ pub enum Mistake {
     NewestPlaceWins,
     MovedOpGetsANewLsn,
     RetiresBeforeCopiesAreDurable,
+    RetiresOpByOp,
     UnreleasedGrantBecomesAMark,
     // Checkpoint and restore.
     RestoreWithoutBump,
@@ -58,6 +58,9 @@ pub enum Mistake {
     SlotsShareTheMarkOfTheirKey,
     SlotsAboveNAreNotCounted,
 }
+
+/// Why a state, or a step into it, must never be.
+pub type Violation = &'static str;
 
 /// A mistake, where to look for it, and what is found.
 #[derive(Clone, Copy, Debug)]
@@ -118,7 +121,7 @@ const fn seeded(mistake: Mistake, layout: Layout, bounds: Bounds, violation: Vio
 }
 
 /// All of them.
-pub const SEEDED: [Seeded; 41] = {
+pub const SEEDED: [Seeded; 42] = {
     use Mistake::*;
     [
         seeded(OwnMarkWinsOverFloor, ONE_FENCE, DROPS, LATE_WRITE),
@@ -157,6 +160,7 @@ pub const SEEDED: [Seeded; 41] = {
         seeded(NewestPlaceWins, ONE_KEYSPACE, LOG, VERSION_FELL),
         seeded(MovedOpGetsANewLsn, ONE_KEYSPACE, LOG, VERSION_FELL),
         seeded(RetiresBeforeCopiesAreDurable, ONE_KEYSPACE, LOG, VERSION_FELL),
+        seeded(RetiresOpByOp, ONE_FENCE, LOG, VERSION_FELL),
         seeded(
             UnreleasedGrantBecomesAMark,
             ONE_FENCE,

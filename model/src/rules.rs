@@ -281,111 +281,12 @@ impl Model {
     /// The newest version of a fence's key: twice its lsn, and one more for a value; 0: none is known.
     pub fn version(&self, fence: usize, ops: &[Op]) -> u8 {
         let versions = ops.iter().filter(|op| op.is_version() && op.of as usize == fence);
-        let numbers = versions.map(|op| op.own.lsn * 2 + u8::from(op.kind == Kind::Put));
-        if self.is(Mistake::NewestPlaceWins) { numbers.last() } else { numbers.max() }.unwrap_or(0)
+        let mut numbers = versions.map(|op| op.own.lsn * 2 + u8::from(op.kind == Kind::Put));
+        if self.is(Mistake::NewestPlaceWins) { numbers.next_back() } else { numbers.max() }.unwrap_or(0)
     }
 
     pub fn holds_value(&self, fence: usize, ops: &[Op]) -> bool {
         self.version(fence, ops) % 2 == 1
-    }
-
-    // Compaction.
-
-    /// Up to which mark a keyspace has folded, as far as compaction may rely on it.
-    pub fn folded(&self, s: &State, space: usize) -> u8 {
-        match self.is(Mistake::FoldsBeforeTheFloorIsDurable) {
-            true => s.appended.folded[space],
-            false => {
-                let floors = s.durable_ops().iter().filter(|op| op.is(Kind::Folded, space));
-                floors.map(|op| op.own.mark).max().unwrap_or(0)
-            }
-        }
-    }
-
-    /// As what an op of a sealed segment must go on, if it must; `None`: it is dead. Rests on what is
-    /// durable, since what is not may yet be lost.
-    pub fn needed_as(&self, s: &State, at: usize) -> Option<Kind> {
-        let (op, of) = (&s.log[at], s.log[at].of as usize);
-        let durable = s.durable_ops();
-        if op.is_floor() {
-            let newer = durable.iter().any(|other| other.is(op.kind, of) && other.own.mark > op.own.mark);
-            return (!newer).then_some(op.kind);
-        }
-        let elsewhere = |wanted: &dyn Fn(&Op) -> bool| {
-            s.ops().iter().any(|other| other.of == op.of && other.segment != op.segment && wanted(other))
-        };
-        if op.kind == Kind::Release {
-            let is_named = elsewhere(&|other| other.kind == Kind::Grant && other.own.mark == op.own.mark);
-            return is_named.then_some(Kind::Release);
-        }
-        let is_newest_version = op.is_version() && self.version(of, durable) / 2 == op.own.lsn;
-        if is_newest_version && op.kind == Kind::Put {
-            return Some(Kind::Put);
-        }
-        let hides_older = is_newest_version
-            && !self.is(Mistake::TombstoneDroppedEarly)
-            && match self.is(Mistake::TombstoneIgnoresCopiesOnTheirWay) {
-                false => elsewhere(&|other| other.is_version() && other.own.lsn < op.own.lsn),
-                true => durable.iter().any(|other| {
-                    other.of == op.of
-                        && other.segment != op.segment
-                        && other.is_version()
-                        && other.own.lsn < op.own.lsn
-                }),
-            };
-        if hides_older {
-            return Some(Kind::Delete);
-        }
-        if op.kind == Kind::Grant && self.is_unreleased(s, op) {
-            return Some(if self.is(Mistake::UnreleasedGrantBecomesAMark) {
-                Kind::Mark
-            } else {
-                Kind::Grant
-            });
-        }
-        let newest = durable.iter().filter(|other| other.sets_fence() && other.of == op.of);
-        let is_state = newest.map(|other| other.own.lsn).max() == Some(op.own.lsn);
-        let is_folded = op.own.mark <= self.folded(s, self.space(of));
-        let goes_with_value = op.kind == Kind::Delete && self.is(Mistake::MarkGoesWithItsValue);
-        (is_state && !is_folded && !goes_with_value).then_some(Kind::Mark)
-    }
-
-    /// Whether the next open has to keep the fence of this grant for its holder.
-    fn is_unreleased(&self, s: &State, grant: &Op) -> bool {
-        let durable = s.durable_ops();
-        let token = grant.own.mark;
-        let is_over = durable.iter().any(|op| {
-            op.of == grant.of && op.own.mark == token && op.kind == Kind::Release
-                || op.of == grant.of && op.sets_fence() && op.own.mark > token
-        });
-        let of = grant.of as usize;
-        self.bounds.grace && grant.life == s.life && !is_over && !self.is_fenced(&s.published, of, token)
-    }
-
-    /// Whether every op of a segment is dead, or stands durably in another one.
-    pub fn is_drained(&self, s: &State, segment: u8) -> bool {
-        let copies = if self.is(Mistake::RetiresBeforeCopiesAreDurable) { s.ops() } else { s.durable_ops() };
-        let carried = |kind: Kind, op: &Op| {
-            copies.iter().any(|copy| {
-                copy.segment != segment && copy.kind == kind && copy.of == op.of && copy.own.lsn == op.own.lsn
-                    || self.is(Mistake::MovedOpGetsANewLsn) && copy.moved && copy.of == op.of
-            })
-        };
-        let mut ops = s.ops().iter().enumerate().filter(|(_, op)| op.segment == segment);
-        ops.all(|(at, op)| self.needed_as(s, at).is_none_or(|kind| carried(kind, op)))
-    }
-
-    /// The grant of the incarnation just before that an open keeps a fence for.
-    pub fn kept(&self, ops: &[Op], marks: &Marks, fence: usize, before: u8) -> u8 {
-        if !self.bounds.grace {
-            return 0;
-        }
-        let grants = ops.iter().filter(|op| op.is(Kind::Grant, fence));
-        let Some(newest) = grants.max_by_key(|op| op.own.mark) else { return 0 };
-        let token = newest.own.mark;
-        let is_released = ops.iter().any(|op| op.is(Kind::Release, fence) && op.own.mark == token);
-        let is_kept = newest.life == before && !is_released && !self.is_fenced(marks, fence, token);
-        if is_kept { token } else { 0 }
     }
 }
 

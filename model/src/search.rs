@@ -4,7 +4,8 @@
 //! found again by walking those. Two states of one hash would be taken for one: at ten million states the odds
 //! are three in a million. It runs on two threads, and answers the same on one.
 
-use crate::actions::{Action, Violation};
+use crate::actions::Action;
+use crate::mistakes::Violation;
 use crate::rules::Model;
 use crate::state::State;
 use nohash_hasher::IntMap;
