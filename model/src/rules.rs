@@ -116,7 +116,6 @@ pub enum Answer {
         last: u8,
     },
     Held,
-    NotHeld,
 }
 
 /// What a writer asks for.

@@ -661,7 +661,6 @@ impl<'c> Driver<'c> {
             Answer::Duplicate { .. } => "duplicate",
             Answer::StaleOp { .. } => "stale",
             Answer::Held => "held",
-            Answer::NotHeld => "not held",
         };
         *self.counts.answers.entry(name).or_default() += 1;
     }
