@@ -52,7 +52,7 @@ pub const SEARCHES: [Search; 14] = [
     search(
         "crash after crash",
         ONE_KEYSPACE,
-        Bounds { appends: 5, crashes: 2, ..MARKS },
+        Bounds { appends: 5, crashes: 3, ..MARKS },
         Bounds { crashes: 4, ..MARKS },
     ),
     search("two keyspaces", TWO_KEYSPACES, Bounds { appends: 5, ..MARKS }, MARKS),
@@ -64,8 +64,8 @@ pub const SEARCHES: [Search; 14] = [
     search(
         "compaction, operations",
         ONE_FENCE,
-        Bounds { ops: 1, moves: 1, ..LOG },
-        Bounds { ops: 1, appends: 5, segments: 4, moves: 3, ..LOG },
+        Bounds { ops: 1, ..LOG },
+        Bounds { ops: 1, appends: 5, ..LOG },
     ),
     search(
         "compaction, grace",
