@@ -15,6 +15,7 @@ target=${CARGO_TARGET_DIR:-target}
 step "form"
 cargo fmt --check
 if [[ -f fuzz/Cargo.toml ]]; then cargo fmt --check --manifest-path fuzz/Cargo.toml; fi
+cargo fmt --check --manifest-path model/Cargo.toml
 
 step "clippy, all targets and features; the library without any"
 cargo clippy --locked --all-targets --all-features -- -D warnings
@@ -41,6 +42,10 @@ RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$target/loom" cargo test --locked --pro
 
 step "the lease table under random schedules (shuttle)"
 RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR="$target/shuttle" cargo test --locked --test shuttle
+
+step "the protocol searched exhaustively, and the engine beside its model"
+CARGO_TARGET_DIR="$target/model" cargo clippy --locked --release --all-targets --manifest-path model/Cargo.toml -- -D warnings
+CARGO_TARGET_DIR="$target/model" cargo test --locked --release --manifest-path model/Cargo.toml
 
 # The toolchain in use may be the promised one already; then all of the above was built with it.
 msrv=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' Cargo.toml)
