@@ -262,7 +262,9 @@ impl Pool {
         let mut list = self.list.lock();
         let wanted = self.following_bytes(&list);
         let enough = self.ready.lock().len() > RESERVE + RECYCLED;
-        let fits = retired.bytes == wanted && file.len().is_ok_and(|len| len == wanted as u64);
+        // One that is much larger or smaller than what is made now would keep the store at its old size.
+        let fits = (wanted / 2..=wanted.saturating_mul(2)).contains(&retired.bytes)
+            && file.len().is_ok_and(|len| len == retired.bytes as u64);
         // Upholds C2: what a checkpoint has a name for is not written again.
         let fits = fits && file.is_shared().is_ok_and(|shared| !shared);
         if enough || !fits || list.check().is_err() {
