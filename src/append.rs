@@ -288,14 +288,14 @@ impl Engine {
         let op = Op {
             kind: Kind::Floor,
             keyspace: keyspace.id,
-            token: floor.token,
+            token: floor.mark(),
             key: b"",
-            value: &[floor.exclusive as u8],
+            value: &[(floor.folded > 0) as u8],
             links: Links::default(),
         };
         let (lsn, ..) = self.append_op(tail, &op);
         keyspace.raise_floor(floor, lsn);
-        keyspace.admitted(floor.token);
+        keyspace.admitted(floor.mark());
         tail.floors.push((keyspace.clone(), floor));
         self.counters.writes.fetch_add(1, Ordering::Relaxed);
         lsn

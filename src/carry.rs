@@ -2,12 +2,12 @@
 //!
 //! One job: tell what is still needed from what is not, and carry the first to the end of the log under its
 //! own lsn and token. Promises C1 (only places change) and C4, its half: a mark is dropped only where a
-//! durable floor fences its token.
+//! durable floor was folded over it.
 //!
 //! | op | is carried while |
 //! |---|---|
-//! | put, delete | it is the newest version of its key; a delete goes when no segment holds an older version of the key, no snapshot sees one, and its mark is kept elsewhere or fenced |
-//! | grant, mark; a put or delete that set a mark | it is the state of its fence, and the floor does not fence its token. Where the value is gone, as a mark; a grant whose lease is over, too |
+//! | put, delete | it is the newest version of its key; a delete goes when no segment holds an older version of the key, no snapshot sees one, and its mark is kept elsewhere or folded |
+//! | grant, mark; a put or delete that set a mark | it is the state of its fence, and no folded floor covers its token. Where the value is gone, as a mark; a grant whose lease is over, too |
 //! | release | its grant is still one |
 //! | floor, counter | it is the highest |
 //! | keyspace | always |
@@ -17,7 +17,7 @@
 use crate::append::{Frame, frame_bytes, room};
 use crate::engine::{Engine, KeyspaceState, Tail};
 use crate::error::Result;
-use crate::fence::is_fenced;
+use crate::fence::Floor;
 use crate::log::pool::Need;
 use crate::log::scan::Table;
 use crate::log::segment::{OpRef, Segment, Segments};
@@ -25,7 +25,7 @@ use crate::log::usage::Weight;
 use crate::op::{Class, Kind, Links, Op};
 use crate::options::Scope;
 use crate::sync::{Arc, Ordering};
-use crate::types::{Location, Lsn, SegmentId, Token};
+use crate::types::{Location, Lsn, SegmentId};
 use crossbeam_epoch::Guard;
 use std::collections::HashSet;
 
@@ -175,7 +175,10 @@ impl Engine {
         match op.head.kind {
             Kind::Keyspace => fate.carried = Some(whole),
             Kind::Counter => fate.carried = (op.head.token >= tail.counter).then_some(whole),
-            Kind::Floor => fate.carried = (op.lsn == keyspace.floor_lsn()).then_some(whole),
+            Kind::Floor => {
+                let floor = Floor::of(op.head.token, op.value());
+                fate.carried = keyspace.holds_floor(floor, op.lsn).then_some(whole);
+            }
             Kind::Release => {
                 let hash = self.hash(&keyspace, Class::Fence, op.key());
                 let state = self.newest(&keyspace, Class::Fence, op.key(), hash, guard)?;
@@ -185,8 +188,7 @@ impl Engine {
             }
             Kind::Put | Kind::Delete | Kind::Grant | Kind::Mark => {
                 // Upholds C4.
-                let is_covered = Token::new(op.head.token)
-                    .is_ok_and(|token| is_fenced(token, 0, keyspace.floor_durable()));
+                let is_covered = op.head.token <= keyspace.floor_durable().folded;
                 if let Some(name) = state_name(&keyspace, op) {
                     let hash = self.hash(&keyspace, Class::Fence, name);
                     if self.slots.holds(hash, place, guard) {

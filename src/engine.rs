@@ -45,11 +45,8 @@ pub(crate) struct KeyspaceState {
     pub options: KeyspaceOptions,
     /// Every key that is present at some lsn a reader may still ask for, and perhaps more.
     pub keys: OrderedKeys,
-    /// Changed under the tail lock.
-    floor_appended: AtomicU64,
-    floor_lsn: AtomicU64,
-    /// Follows `floor_appended` when that is on disk; never ahead of the disk.
-    floor_durable: AtomicU64,
+    raised: FloorCell,
+    folded: FloorCell,
     highest: AtomicU64,
     closed: AtomicBool,
     /// Some op stands in the index under the name of a fence. Set (Release) before the first one is, so
@@ -64,9 +61,8 @@ impl KeyspaceState {
             name,
             options,
             keys: OrderedKeys::default(),
-            floor_appended: AtomicU64::new(0),
-            floor_lsn: AtomicU64::new(0),
-            floor_durable: AtomicU64::new(0),
+            raised: FloorCell::default(),
+            folded: FloorCell::default(),
             highest: AtomicU64::new(0),
             closed: AtomicBool::new(closed),
             names_fences: AtomicBool::new(false),
@@ -79,32 +75,41 @@ impl KeyspaceState {
     }
 
     pub fn floor_appended(&self) -> Floor {
-        Floor::unpack(self.floor_appended.load(Ordering::Acquire))
+        let read = |cell: &FloorCell| cell.appended.load(Ordering::Acquire);
+        Floor { raised: read(&self.raised), folded: read(&self.folded) }
     }
 
+    /// The lsn that an answer rests on which shows the floor.
     pub fn floor_lsn(&self) -> Lsn {
-        Lsn::new(self.floor_lsn.load(Ordering::Acquire))
+        let read = |cell: &FloorCell| Lsn::new(cell.lsn.load(Ordering::Acquire));
+        read(&self.raised).max(read(&self.folded))
+    }
+
+    /// Whether this op, which raised the floor once, is what holds it up now.
+    pub fn holds_floor(&self, floor: Floor, lsn: Lsn) -> bool {
+        let cell = if floor.folded > 0 { &self.folded } else { &self.raised };
+        cell.lsn.load(Ordering::Acquire) == lsn.get()
     }
 
     pub fn floor_durable(&self) -> Floor {
-        Floor::unpack(self.floor_durable.load(Ordering::Acquire))
+        let read = |cell: &FloorCell| cell.durable.load(Ordering::Acquire);
+        Floor { raised: read(&self.raised), folded: read(&self.folded) }
     }
 
     /// Under the tail lock. Upholds F2: a floor only rises.
     pub fn raise_floor(&self, floor: Floor, lsn: Lsn) {
-        let old = self.floor_appended();
-        if (floor.token, floor.exclusive) > (old.token, old.exclusive) {
-            self.floor_appended.store(floor.pack(), Ordering::Release);
-            self.floor_lsn.store(lsn.get(), Ordering::Release);
+        for (cell, token) in [(&self.raised, floor.raised), (&self.folded, floor.folded)] {
+            if token > cell.appended.load(Ordering::Acquire) {
+                cell.appended.store(token, Ordering::Release);
+                cell.lsn.store(lsn.get(), Ordering::Release);
+            }
         }
     }
 
     /// After the sync that made it durable.
     pub fn publish_floor(&self, floor: Floor) {
-        let old = self.floor_durable();
-        if (floor.token, floor.exclusive) > (old.token, old.exclusive) {
-            self.floor_durable.store(floor.pack(), Ordering::Release);
-        }
+        self.raised.durable.fetch_max(floor.raised, Ordering::AcqRel);
+        self.folded.durable.fetch_max(floor.folded, Ordering::AcqRel);
     }
 
     pub fn admitted(&self, token: u64) {
@@ -133,6 +138,17 @@ impl KeyspaceState {
     pub fn set_closed(&self, closed: bool) {
         self.closed.store(closed, Ordering::Release);
     }
+}
+
+/// One of the two ways in which a floor rises.
+#[derive(Debug, Default)]
+struct FloorCell {
+    /// Changed under the tail lock.
+    appended: AtomicU64,
+    /// Of the op that raised it there.
+    lsn: AtomicU64,
+    /// Follows `appended` when that is on disk; never ahead of the disk.
+    durable: AtomicU64,
 }
 
 /// The end of the log in memory, behind the tail lock.

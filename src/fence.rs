@@ -24,35 +24,50 @@ pub(crate) struct FenceState {
     pub predecessor: Option<(u64, OpId)>,
 }
 
-/// A keyspace-wide mark that no fence of the keyspace is below.
+/// A keyspace-wide mark that no fence of the keyspace is below. It rises in two ways that are not forgotten
+/// over each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Floor {
-    /// 0 when the keyspace has none.
-    pub token: u64,
-    /// Raised by folding marks: a token equal to it belongs to a fence whose mark is gone, so it is
-    /// fenced. One raised by `raise_all` admits its own token.
-    pub exclusive: bool,
+    /// By `raise_all`: admits its own token. 0 for never.
+    pub raised: u64,
+    /// Over marks that are gone: a token equal to it belongs to a fence that nobody knows any more, so it is
+    /// fenced, and what was committed with it is not known either. 0 for never.
+    pub folded: u64,
 }
 
 impl Floor {
-    /// The lowest token this floor admits, less one: what a mark of a fence is never below.
+    pub fn raised(token: u64) -> Self {
+        Floor { raised: token, folded: 0 }
+    }
+
+    pub fn folded(token: u64) -> Self {
+        Floor { raised: 0, folded: token }
+    }
+
+    /// What an op of the log raises.
+    pub fn of(token: u64, value: &[u8]) -> Self {
+        if value == [1] { Floor::folded(token) } else { Floor::raised(token) }
+    }
+
+    /// The mark that it is for every fence.
+    pub fn mark(self) -> u64 {
+        self.raised.max(self.folded)
+    }
+
+    /// The highest token that it fences.
     fn below(self) -> u64 {
-        if self.exclusive { self.token } else { self.token.saturating_sub(1) }
+        self.folded.max(self.raised.saturating_sub(1))
     }
 
-    /// As one word, for atomics: tokens leave the top bit free.
-    pub(crate) const fn pack(self) -> u64 {
-        self.token | (self.exclusive as u64) << 63
-    }
-
-    pub(crate) const fn unpack(word: u64) -> Self {
-        Floor { token: word & !(1 << 63), exclusive: word >> 63 == 1 }
+    /// Both. Upholds F2: neither falls.
+    pub fn with(self, other: Floor) -> Self {
+        Floor { raised: self.raised.max(other.raised), folded: self.folded.max(other.folded) }
     }
 }
 
 /// The mark of a fence: the larger of its own and the floor.
 pub(crate) fn mark(own: u64, floor: Floor) -> Mark {
-    Mark::from_number(own.max(floor.token))
+    Mark::from_number(own.max(floor.mark()))
 }
 
 /// Whether `token` is below what these admit: the question of the lock-free path.
@@ -160,7 +175,7 @@ pub(crate) fn admit(own: &FenceState, token: Token, op: Option<OpId>, lsn: Lsn) 
 pub(crate) fn last_op(token: Token, own: &FenceState, floor: Floor) -> LastOp {
     let token = token.get();
     // What a folded mark knew went with it.
-    if floor.exclusive && token <= floor.token {
+    if token <= floor.folded {
         return LastOp::Unknown;
     }
     match (own.last, own.predecessor) {
@@ -196,7 +211,11 @@ mod tests {
                 for exclusive in [false, true] {
                     for rule in [STORE, EXTERNAL] {
                         for t in 1..=6 {
-                            let floor = Floor { token: floor_token, exclusive: exclusive && floor_token > 0 };
+                            let floor = if exclusive {
+                                Floor::folded(floor_token)
+                            } else {
+                                Floor::raised(floor_token)
+                            };
                             let m = own_mark.max(floor_token);
                             let folded = floor.exclusive && t == floor_token;
                             let expected = if t < m || folded {
@@ -262,7 +281,7 @@ mod tests {
         let e = admit(&d, token(44), None, Lsn::new(5));
         assert_eq!(last_op(token(43), &e, floor), LastOp::Committed(OpId::new(1)));
         assert_eq!(last_op(token(41), &e, floor), LastOp::Unknown);
-        assert_eq!(last_op(token(41), &e, Floor { token: 41, exclusive: true }), LastOp::Unknown);
+        assert_eq!(last_op(token(41), &e, Floor::folded(41)), LastOp::Unknown);
     }
 
     #[test]
@@ -274,11 +293,7 @@ mod tests {
 
     #[test]
     fn floor_packs_both_ways() {
-        for floor in [
-            Floor::default(),
-            Floor { token: Token::MAX.get(), exclusive: true },
-            Floor { token: 9, exclusive: false },
-        ] {
+        for floor in [Floor::default(), Floor::folded(Token::MAX.get()), Floor::raised(9)] {
             assert_eq!(Floor::unpack(floor.pack()), floor);
         }
     }

@@ -34,7 +34,7 @@ impl Keyspace {
     /// As [`Keyspace::raise`], but for [`Error::TokenJump`] and [`Error::NeedsFloor`].
     pub fn raise_all(&self, token: Token) -> Result<Raised> {
         let engine = &self.shared.engine;
-        let floor = fence::Floor { token: token.get(), exclusive: false };
+        let floor = fence::Floor::raised(token.get());
         let durable = self.state.floor_durable();
         if fence::is_fenced(token, 0, durable) {
             // At once, and of a poisoned store too: the durable floor alone says so.
@@ -45,7 +45,7 @@ impl Keyspace {
             let old = self.state.floor_appended();
             let mut rule = self.state.rule();
             rule.jump_cap = None;
-            let already = old == floor && !self.state.is_closed();
+            let already = old.raised == token.get() && !self.state.is_closed();
             let judged = match fence::check_raise(token, &FenceState::default(), old, &rule, tail.counter) {
                 Ok(()) if already => Ok(self.state.floor_lsn()),
                 Ok(()) => {
@@ -61,7 +61,7 @@ impl Keyspace {
                 Err(_) => Err(Refused {
                     error: Error::UnknownToken {
                         token,
-                        mark: Mark::from_number(old.token),
+                        mark: Mark::from_number(old.mark()),
                         fence: Excerpt::new(b""),
                     },
                     rests_on: self.state.floor_lsn(),
@@ -79,7 +79,8 @@ impl Keyspace {
     /// The floor of the keyspace, durably: no fence of it is below. `None` when there is none yet.
     pub fn floor(&self) -> Option<Floor> {
         let floor = self.state.floor_durable();
-        (floor.token > 0).then(|| Floor { mark: Mark::from_number(floor.token), is_folded: floor.exclusive })
+        (floor.mark() > 0)
+            .then(|| Floor { mark: Mark::from_number(floor.mark()), is_folded: floor.folded >= floor.raised })
     }
 
     /// States that no writer uses a token below `token` any more, in a keyspace of external tokens: they are
@@ -112,16 +113,16 @@ impl Keyspace {
             )));
         }
         let engine = &self.shared.engine;
-        let floor = fence::Floor { token: token.get() - 1, exclusive: true };
+        let floor = fence::Floor::folded(token.get() - 1);
         let (answer, already) = engine.with_room(room(frame_bytes(1, 1), 1), Need::Privileged, |tail| {
             let old = self.state.floor_appended();
-            let already = floor.token == 0 || old == floor;
+            let already = old.folded >= floor.folded;
             let judged = if self.state.is_closed() {
                 Err(Refused::from(Error::NeedsFloor { keyspace: self.state.name.clone() }))
             } else if fence::is_fenced(token, 0, old) {
                 let error = fenced(token, b"", &FenceState::default(), old);
                 Err(Refused { error, rests_on: self.state.floor_lsn() })
-            } else if already || old.token >= token.get() {
+            } else if already {
                 Ok(self.state.floor_lsn())
             } else {
                 Ok(engine.append_floor(tail, &self.state, floor))

@@ -42,6 +42,7 @@ impl Engine {
             let Some(keyspace) = self.keyspace_by_id(op.head.keyspace) else { continue };
             let token = op.head.token;
             let known = floors.get(&keyspace.id).map_or(0, |(_, token)| *token);
+            let known = known.max(keyspace.floor_durable().folded);
             if keyspace.options.tokens != Tokens::Store || token <= known || !self.is_idle(&keyspace, &op)? {
                 continue;
             }
@@ -51,10 +52,9 @@ impl Engine {
             }
         }
         for (keyspace, token) in floors.into_values() {
-            let floor = Floor { token, exclusive: true };
+            let floor = Floor::folded(token);
             let (lsn, group) = self.with_room(room(frame_bytes(1, 1), 1), Need::Compaction, |tail| {
-                let before = keyspace.floor_appended();
-                if (before.token, before.exclusive) >= (token, true) {
+                if keyspace.floor_appended().folded >= token {
                     return (keyspace.floor_lsn(), tail.group_of(keyspace.floor_lsn()));
                 }
                 self.counters.folds.fetch_add(1, Ordering::Relaxed);

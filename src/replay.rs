@@ -152,7 +152,7 @@ impl Replay {
             }
             Kind::Mark => self.fence(op, &keyspace, op.key(), guard)?,
             Kind::Floor => {
-                let floor = Floor { token: op.head.token, exclusive: value == [1] };
+                let floor = Floor::of(op.head.token, value);
                 keyspace.raise_floor(floor, op.lsn);
                 keyspace.publish_floor(floor);
                 self.set_closed(&keyspace, false, op.lsn);

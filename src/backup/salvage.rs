@@ -307,11 +307,8 @@ impl Found {
         };
         let options = *options;
         if op.head.kind == Kind::Floor {
-            let floor = Floor { token: op.head.token, exclusive: op.value() == [1] };
             let known = self.floors.entry(id).or_default();
-            if (floor.token, floor.exclusive) > (known.token, known.exclusive) {
-                *known = floor;
-            }
+            *known = known.with(Floor::of(op.head.token, op.value()));
         }
         match options.tokens {
             Tokens::Store => self.counter = self.counter.max(op.head.token),
@@ -357,8 +354,11 @@ impl Found {
             making.engine.keyspaces.write().push(Arc::new(state));
             ids.insert(old, id);
             if let (Tokens::External, Some(floor)) = (options.tokens, self.floors.get(&old)) {
-                let value = [floor.exclusive as u8];
-                making.write(&Op { kind: Kind::Floor, token: floor.token, ..op(id, b"", &value) })?;
+                for (token, value) in [(floor.raised, [0]), (floor.folded, [1])] {
+                    if token > 0 {
+                        making.write(&Op { kind: Kind::Floor, token, ..op(id, b"", &value) })?;
+                    }
+                }
             }
         }
         let keys = self.write_values(making, &ids)?;

@@ -4,7 +4,6 @@ use super::{FaultKind, Faults, Intact, Report, Surveyed, survey, walk};
 use crate::db::take_lock;
 use crate::engine::{KeyspaceState, is_named, state_of};
 use crate::error::{Error, Result};
-use crate::fence::Floor;
 use crate::format::name;
 use crate::log::guard::Pins;
 use crate::log::segment::{Body, OpRef, Segment};
@@ -124,7 +123,8 @@ impl Verify {
 /// The log so far.
 struct Log {
     segments: BTreeMap<SegmentId, Segment>,
-    keyspaces: BTreeMap<KeyspaceId, (KeyspaceState, Floor, Lsn)>,
+    /// Each with its floor, raised and folded, and the lsns that say so.
+    keyspaces: BTreeMap<KeyspaceId, (KeyspaceState, [(u64, Lsn); 2])>,
     /// The first op of each keyspace that was not created before it.
     orphans: BTreeMap<KeyspaceId, (String, u32, Lsn)>,
     /// Links to where no op is: by file, offset and lsn, and the segment they lead into.
@@ -167,7 +167,7 @@ impl Log {
             }
             _ => {}
         }
-        let Some((keyspace, floor, floor_lsn)) = self.keyspaces.get_mut(&op.head.keyspace) else {
+        let Some((keyspace, floors)) = self.keyspaces.get_mut(&op.head.keyspace) else {
             let orphan = (segment.name.clone(), op.at.offset, op.lsn);
             self.orphans.entry(op.head.keyspace).or_insert(orphan);
             return;
@@ -177,13 +177,12 @@ impl Log {
         }
         match op.head.kind {
             Kind::Floor => {
-                let raised = Floor { token: op.head.token, exclusive: op.value() == [1] };
-                let falls = (raised.token, raised.exclusive) < (floor.token, floor.exclusive);
-                if falls && op.lsn > *floor_lsn {
+                let (mark, lsn) = &mut floors[usize::from(op.value() == [1])];
+                if op.head.token < *mark && op.lsn > *lsn {
                     wrong(FaultKind::Mark, "a floor falls along the log");
                 }
-                if op.lsn > *floor_lsn {
-                    (*floor, *floor_lsn) = (raised, op.lsn);
+                if op.lsn > *lsn {
+                    (*mark, *lsn) = (op.head.token, op.lsn);
                 }
             }
             Kind::Put | Kind::Delete => {
@@ -224,7 +223,7 @@ impl Log {
             None => {
                 let state =
                     KeyspaceState::new(op.head.keyspace, name.to_owned(), value.options, value.closed);
-                self.keyspaces.insert(op.head.keyspace, (state, Floor::default(), Lsn::ZERO));
+                self.keyspaces.insert(op.head.keyspace, (state, [(0, Lsn::ZERO); 2]));
             }
         }
     }
