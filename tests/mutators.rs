@@ -80,7 +80,6 @@ const TABLE: &[Row] = &[
     row("Keyspace::iter", Read, |w, _| w.ks.iter().try_for_each(|item| item.map(drop))),
     row("Keyspace::range", Read, |w, _| w.ks.range(KEY.to_vec()..).try_for_each(|item| item.map(drop))),
     row("Keyspace::prefix", Read, |w, _| w.ks.prefix(b"a").rev().try_for_each(|item| item.map(drop))),
-    row("Keyspace::floor", Read, |w, _| { assert_eq!(w.ks.floor().is_some(), w.case.from != From::Own); Ok(()) }),
     row("Keyspace::needs_floor", Read, |w, _| { assert!(!w.ks.needs_floor()); Ok(()) }),
     row("Keyspace::name", Read, |w, _| { assert_eq!(w.ks.name(), "k"); Ok(()) }),
     row("Keyspace::options", Read, |w, _| { assert_eq!(w.ks.options(), w.case.options()); Ok(()) }),
