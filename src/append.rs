@@ -353,6 +353,9 @@ impl Engine {
         let active = tail.active.as_mut().expect("a frame was begun in it");
         active.appender.append(&tail.scratch);
         active.frames += 1;
+        if tail.next == tail.group_start {
+            tail.group_since = self.options.clock.now();
+        }
         tail.next = tail.next.next();
         tail.idle = false;
         self.appended_bytes.fetch_add(tail.scratch.len() as u64, Ordering::Relaxed);

@@ -11,6 +11,7 @@ use crate::admit::{ChangeKind, Refused, Write};
 use crate::append::room;
 use crate::engine::{Committer, Cursor, Engine, Filled, KeyspaceState, PoisonOnPanic, Tail};
 use crate::error::{Error, Result};
+use crate::events;
 use crate::fence::Floor;
 use crate::format::HEADER_BYTES;
 use crate::format::frame::{FRAME_HEADER_BYTES, FrameHeader};
@@ -88,10 +89,7 @@ impl Engine {
         let (rests_on, outcome) = match judged {
             Ok(lsn) => (lsn, Ok(lsn)),
             Err(refused) => {
-                if let Error::Duplicate { .. } = refused.error {
-                    self.counters.duplicates.fetch_add(1, Ordering::Relaxed);
-                }
-                self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                self.counters.refuse(&refused.error);
                 (refused.rests_on, Err(refused.error))
             }
         };
@@ -169,6 +167,10 @@ impl Engine {
                     keyspace.publish_floor(*floor);
                 }
                 self.counters.commits.fetch_add(1, Ordering::Relaxed);
+                if !group.idle {
+                    self.counters.group_writes.record(group.frames);
+                    self.counters.commit_nanos.record(self.since(group.since));
+                }
                 if self.options.idle_seal && !group.idle && self.quiet.swap(false, Ordering::AcqRel) {
                     self.doorbell.ring();
                 }
@@ -211,10 +213,13 @@ impl Engine {
         let mut tail = self.tail.lock();
         self.append_idle(&mut tail, false);
         let number = tail.group;
+        let frames = tail.next.get() - tail.group_start.get();
         tail.group = tail.group.wrapping_add(1);
         tail.group_start = tail.next;
         Group {
             number,
+            frames,
+            since: tail.group_since,
             last: Lsn::new(tail.next.get() - 1),
             filled: tail.filled.drain(..).collect(),
             active: tail.active.as_ref().map(|active| Piece {
@@ -242,14 +247,14 @@ impl Engine {
             // Upholds R2: a seal proves its frames, so it is not written while a power cut could keep it and
             // lose one of them.
             if self.write_frames(committer, &piece)? {
-                piece.segment.file.sync_data()?;
+                self.sync(&piece)?;
             }
             self.seal(committer, filled, if filled.short { SealAt::EndOfFrames } else { SealAt::EndOfFile })?;
         }
         match &group.active {
             Some(piece) if piece.end > HEADER_BYTES => {
                 if self.write_frames(committer, piece)? {
-                    piece.segment.file.sync_data()?;
+                    self.sync(piece)?;
                 }
                 Ok(())
             }
@@ -277,6 +282,17 @@ impl Engine {
         piece.segment.file.write_all_at(staging, from as u64)?;
         self.counters.written.fetch_add(staging.len() as u64, Ordering::Relaxed);
         Ok(true)
+    }
+
+    fn sync(&self, piece: &Piece) -> io::Result<()> {
+        let begun = self.options.clock.now();
+        piece.segment.file.sync_data()?;
+        self.counters.sync_nanos.record(self.since(begun));
+        Ok(())
+    }
+
+    fn since(&self, begun: u64) -> u64 {
+        self.options.clock.now().saturating_sub(begun)
     }
 
     fn write_header(&self, committer: &Committer, piece: &Piece) -> io::Result<Cursor> {
@@ -318,6 +334,7 @@ impl Engine {
         };
         self.tail.lock().usage.seal(segment.id, taken);
         committer.before = end;
+        events::sealed(&self.dir, segment.id.0, filled.frames, filled.end);
         self.segments.set(Arc::new(sealed_form(segment, filled.end, self.options.read_mode)?));
         self.images.keep(filled.image.clone());
         self.compact_bell.ring();
@@ -338,6 +355,9 @@ pub(crate) struct Poisoned;
 
 struct Group {
     number: u32,
+    frames: u64,
+    /// When the first of them was appended.
+    since: u64,
     last: Lsn,
     filled: Vec<Filled>,
     active: Option<Piece>,

@@ -18,6 +18,7 @@ use crate::append::{frame_bytes, room};
 use crate::carry::Victim;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::events;
 use crate::format::header::Listed;
 use crate::log::pool::Need;
 use crate::log::scan::Table;
@@ -288,6 +289,7 @@ impl Engine {
             for listed in listed? {
                 self.counters.retired.fetch_add(1, Ordering::Relaxed);
                 self.counters.retired_bytes.fetch_add(listed.bytes as u64, Ordering::Relaxed);
+                events::retired(&self.dir, listed.segment.0, listed.bytes);
                 self.tail.lock().usage.forget(listed.segment);
                 if let Some(segment) = self.segments.remove(listed.segment) {
                     compactor.retired.push((listed, segment));

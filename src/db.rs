@@ -8,6 +8,7 @@ use crate::commit::{Answer, SealAt, sealed_short_bytes};
 use crate::compact::{Compacted, Compactor, Litter};
 use crate::engine::{Committer, Engine, KeyspaceState, PoisonOnPanic, Tail, Work};
 use crate::error::{Error, Result};
+use crate::events;
 use crate::format::header::StoreBlock;
 use crate::format::name;
 use crate::group_commit::{Doorbell, Due, Heard, Progress, WakerSlot};
@@ -17,6 +18,7 @@ use crate::lease_table::LeaseTable;
 use crate::log::image::Images;
 use crate::log::list::List;
 use crate::log::pool::{Need, Pool};
+use crate::observe::{begin_publishing, run_publisher};
 use crate::op::{KeyspaceValue, Kind, Links, Op, check_keyspace_name};
 use crate::options::{KeyspaceOptions, Options, Tokens};
 use crate::recover::{OpenReport, Recovered, recover};
@@ -106,6 +108,9 @@ impl Options {
             check_exists(&*storage)?;
         }
         let lock = take_lock(&*storage, &self)?;
+        if self.publish_stats.is_some() {
+            begin_publishing(&*storage)?;
+        }
         let access = if self.read_only { Access::Read } else { Access::Write };
         let (list, damage) = match List::load(storage.clone(), access)? {
             Some(loaded) => loaded,
@@ -122,11 +127,11 @@ impl Options {
         }
         let report = recovered.report.clone();
         let recorded = std::mem::take(&mut recovered.replay.recorded);
-        let (grace, read_only) = (self.lease_grace, self.read_only);
+        let grace = self.lease_grace;
         let engine = Arc::new(assemble(storage, name, self, recovered));
-        if !read_only {
-            engine.keep_recorded(recorded, grace)?;
-        }
+        engine.keep_recorded(recorded, grace)?;
+        events::opened(&engine.dir, report.segments, report.ops, report.cut_bytes, report.unproven_frames);
+        report.warnings.iter().for_each(|what| events::warned(&engine.dir, what));
         let shared = Arc::new(Shared {
             engine,
             report,
@@ -202,6 +207,7 @@ impl Db {
         engine.settle(answer)?;
         let state = Arc::new(KeyspaceState::new(id, name.to_owned(), options, closed));
         engine.keyspaces.write().push(state.clone());
+        events::keyspace_created(&engine.dir, name);
         Ok(state)
     }
 
@@ -255,32 +261,14 @@ impl Db {
         &self.shared.report
     }
 
-    /// Whether the store still acknowledges writes, and if not, why.
+    /// Whether the store still acknowledges writes, if not, why, and what is to be looked at.
     pub fn health(&self) -> Health {
-        let engine = &self.shared.engine;
-        match engine.cause.get() {
-            Some(cause) => Health::Poisoned(cause.clone()),
-            None if engine.closed.load(Ordering::Acquire) => Health::Closed,
-            None => Health::Healthy,
-        }
+        self.shared.engine.health()
     }
 
-    /// Counters and sizes.
+    /// What the store has done since it was opened, and how large it is.
     pub fn stats(&self) -> Stats {
-        let engine = &self.shared.engine;
-        Stats {
-            disk_bytes: engine.pool.disk_bytes(),
-            live_bytes: engine.tail.lock().usage.live(),
-            index_bytes: engine.slots.heap_bytes() as u64,
-            keys: engine.keyspaces.read().iter().map(|keyspace| keyspace.keys.len() as u64).sum(),
-            leases: engine.leases.len() as u64,
-            expiries: engine.bell.expired(),
-            waiting: engine.waiters.len() as u64,
-            watched_leases: engine.watches.len() as u64,
-            pinned_values: engine.segments.pinned() as u64,
-            snapshots: engine.snapshots.count() as u64,
-            ..engine.counters.copy()
-        }
+        self.shared.engine.stats()
     }
 
     /// Gives back the space of everything that is not needed any more, and folds marks that nobody needs into
@@ -411,7 +399,7 @@ pub(crate) fn assemble(
     options: Options,
     recovered: Recovered,
 ) -> Engine {
-    let Recovered { list, replay, spares, before, next, .. } = recovered;
+    let Recovered { list, replay, spares, before, next, report } = recovered;
     let durable = Lsn::new(next.get() - 1);
     let (store_id, incarnation) = (list.block().store_id, list.block().incarnation);
     let restored = !list.block().ancestors.is_empty();
@@ -436,6 +424,7 @@ pub(crate) fn assemble(
             counter,
             group: 0,
             group_start: next,
+            group_since: 0,
             floors: Vec::new(),
             vanished: VecDeque::new(),
             idle: true,
@@ -452,15 +441,18 @@ pub(crate) fn assemble(
         snapshots: Snapshots::default(),
         doorbell: Doorbell::new(),
         pool_bell: Doorbell::new(),
+        publish_bell: Doorbell::new(),
         compact_bell: Doorbell::new(),
         compactor: Mutex::new(Compactor::default()),
         afterlives: Mutex::new(Vec::new()),
+        compaction_trouble: Mutex::new(None),
         waiting: AtomicUsize::new(0),
         quiet: AtomicBool::new(true),
         appended_bytes: AtomicU64::new(0),
         cause: OnceLock::new(),
         closed: AtomicBool::new(false),
         counters: Counters::default(),
+        warnings: report.warnings,
         options,
     }
 }
@@ -474,6 +466,9 @@ impl Shared {
         let mut threads = self.threads.lock();
         threads.push(self.run("tidewall-commit", run_committer)?);
         threads.push(self.run("tidewall-spares", run_spares)?);
+        if self.engine.options.publish_stats.is_some() {
+            threads.push(self.run("tidewall-stats", run_publisher)?);
+        }
         if self.engine.options.compaction {
             *self.compactor.lock() = Some(self.run("tidewall-compact", run_compactor)?);
         }
@@ -546,6 +541,7 @@ impl Shared {
         self.stop.store(true, Ordering::Release);
         engine.doorbell.ring();
         engine.pool_bell.ring();
+        engine.publish_bell.ring();
         engine.bell.nudge();
         join(std::mem::take(&mut *self.threads.lock()));
         engine.end_waiting();
@@ -559,6 +555,7 @@ impl Shared {
         // Whoever still waits learns that nothing more will come.
         drop(engine.progress.poison());
         *self.lock.lock() = None;
+        events::closed(&engine.dir);
         sealed
     }
 }
@@ -665,7 +662,9 @@ fn run_compactor(engine: &Engine, _: &AtomicBool) {
     let _guard = PoisonOnPanic::new(engine);
     while !engine.closed.load(Ordering::Acquire) {
         // What fails is tried again when the next segment is sealed; a write that needs the space is told.
-        let more = engine.compact_some().unwrap_or(false);
+        let done = engine.compact_some();
+        engine.note_compaction(&done);
+        let more = done.unwrap_or(false);
         if more {
             engine.pool_bell.ring();
         } else {

@@ -11,6 +11,7 @@
 
 use crate::compact::Compactor;
 use crate::error::{Cause, Error, Result};
+use crate::events;
 use crate::fence::{FenceState, Floor, Rule, is_fenced, last_op, mark};
 use crate::fold::Afterlife;
 use crate::format::header::{End, Listed};
@@ -165,6 +166,8 @@ pub(crate) struct Tail {
     /// The group being gathered, and its first lsn.
     pub group: u32,
     pub group_start: Lsn,
+    /// When that was appended, by the clock of the leases: for the figures only.
+    pub group_since: u64,
     /// Floors appended in the group being gathered.
     pub floors: Vec<(Arc<KeyspaceState>, Floor)>,
     /// Deleted keys that may leave the ordered set once nobody can see them.
@@ -284,12 +287,16 @@ pub(crate) struct Engine {
     pub doorbell: Doorbell,
     /// Rung when spares run low.
     pub pool_bell: Doorbell,
+    /// Rung when the thread that publishes figures is to stop.
+    pub publish_bell: Doorbell,
     /// Rung when a segment was sealed.
     pub compact_bell: Doorbell,
     /// One round of compaction at a time.
     pub compactor: Mutex<Compactor>,
     /// Grants from before the open whose holders may still be at work.
     pub afterlives: Mutex<Vec<Afterlife>>,
+    /// Why the last round of compaction in the background failed, if it did.
+    pub compaction_trouble: Mutex<Option<Error>>,
     /// Who waits for durability right now: blocking callers, and those who were just granted what they waited
     /// for.
     pub waiting: AtomicUsize,
@@ -300,6 +307,8 @@ pub(crate) struct Engine {
     pub cause: OnceLock<Cause>,
     pub closed: AtomicBool,
     pub counters: Counters,
+    /// What opening had to read around.
+    pub warnings: Vec<String>,
 }
 
 impl fmt::Debug for Engine {
@@ -457,7 +466,7 @@ impl Engine {
         }
         let floor = keyspace.floor_durable();
         if is_fenced(token, view.state.mark, floor) {
-            self.counters.refused.fetch_add(1, Ordering::Relaxed);
+            self.counters.fenced.fetch_add(1, Ordering::Relaxed);
             return Err(fenced(token, fence, &view.state, floor));
         }
         Ok(())
@@ -479,7 +488,10 @@ impl Engine {
 
     /// Upholds D5: from here on nothing is acknowledged.
     pub fn poison(&self, cause: std::io::Error) {
-        self.cause.get_or_init(|| Cause::from(cause));
+        self.cause.get_or_init(|| {
+            events::poisoned(&self.dir, &cause);
+            Cause::from(cause)
+        });
         drop(self.progress.poison());
         self.bell.nudge();
     }

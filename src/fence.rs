@@ -217,7 +217,7 @@ mod tests {
                                 Floor::raised(floor_token)
                             };
                             let m = own_mark.max(floor_token);
-                            let folded = floor.exclusive && t == floor_token;
+                            let folded = exclusive && t == floor_token;
                             let expected = if t < m || folded {
                                 Err(Refusal::Fenced)
                             } else if t == m || rule.tokens == Tokens::External {
@@ -292,9 +292,13 @@ mod tests {
     }
 
     #[test]
-    fn floor_packs_both_ways() {
-        for floor in [Floor::default(), Floor::folded(Token::MAX.get()), Floor::raised(9)] {
-            assert_eq!(Floor::unpack(floor.pack()), floor);
-        }
+    fn a_floor_rises_in_two_ways_that_do_not_hide_each_other() {
+        let floor = Floor::folded(5).with(Floor::raised(9)).with(Floor::raised(7)).with(Floor::folded(4));
+        assert_eq!((floor.raised, floor.folded, floor.mark()), (9, 5, 9));
+        let own = FenceState { mark: 10, ..FenceState::default() };
+        assert_eq!(last_op(token(5), &own, floor), LastOp::Unknown, "it may have committed one");
+        assert_eq!(last_op(token(6), &own, floor), LastOp::Nothing);
+        assert_eq!(Floor::of(3, &[1]), Floor::folded(3));
+        assert_eq!(Floor::of(3, &[0]), Floor::raised(3));
     }
 }

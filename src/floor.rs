@@ -22,7 +22,8 @@ use crate::types::{Excerpt, Mark, Token};
 pub struct Floor {
     /// Tokens below it are fenced on every key.
     pub mark: Mark,
-    /// It was raised by compaction or [`Keyspace::retire_below`] and fences the token equal to it as well.
+    /// It fences the token equal to it as well: it was raised by compaction, [`Keyspace::retire_below`] or
+    /// [`Keyspace::raise_all_past`].
     pub is_folded: bool,
 }
 
@@ -33,25 +34,43 @@ impl Keyspace {
     /// # Errors
     /// As [`Keyspace::raise`], but for [`Error::TokenJump`] and [`Error::NeedsFloor`].
     pub fn raise_all(&self, token: Token) -> Result<Raised> {
+        self.raise_floor(token, fence::Floor::raised(token.get()))
+    }
+
+    /// As [`Keyspace::raise_all`], and `token` itself is fenced as well, on every fence: only a higher one is
+    /// admitted from here on.
+    ///
+    /// # Errors
+    /// As [`Keyspace::raise_all`]; [`Error::InvalidArgument`] for [`Token::MAX`], which no token is above.
+    pub fn raise_all_past(&self, token: Token) -> Result<Raised> {
+        self.raise_floor(token, fence::Floor::folded(token.get()))
+    }
+
+    fn raise_floor(&self, token: Token, floor: fence::Floor) -> Result<Raised> {
         let engine = &self.shared.engine;
-        let floor = fence::Floor::raised(token.get());
+        let past = floor.folded > 0;
+        let lowest = Token::new(token.get() + past as u64)?;
+        let holds = |known: fence::Floor| match past {
+            true => known.folded == floor.folded,
+            false => known.raised == floor.raised,
+        };
         let durable = self.state.floor_durable();
-        if fence::is_fenced(token, 0, durable) {
+        if !holds(durable) && fence::is_fenced(token, 0, durable) {
             // At once, and of a poisoned store too: the durable floor alone says so.
-            engine.counters.refused.fetch_add(1, Ordering::Relaxed);
+            engine.counters.fenced.fetch_add(1, Ordering::Relaxed);
             return Err(fenced(token, b"", &FenceState::default(), durable));
         }
         let (answer, already) = engine.with_room(room(frame_bytes(1, 1), 1), Need::Privileged, |tail| {
             let old = self.state.floor_appended();
             let mut rule = self.state.rule();
             rule.jump_cap = None;
-            let already = old.raised == token.get() && !self.state.is_closed();
+            let already = holds(old) && !self.state.is_closed();
             let judged = match fence::check_raise(token, &FenceState::default(), old, &rule, tail.counter) {
-                Ok(()) if already => Ok(self.state.floor_lsn()),
+                _ if already => Ok(self.state.floor_lsn()),
                 Ok(()) => {
                     let lsn = engine.append_floor(tail, &self.state, floor);
                     // Upholds L5: leases below it are over before the call returns.
-                    engine.leases.end_below(self.state.id, token);
+                    engine.leases.end_below(self.state.id, lowest);
                     Ok(lsn)
                 }
                 Err(Refusal::Fenced) => Err(Refused {

@@ -9,6 +9,7 @@
 use crate::append::{frame_bytes, room};
 use crate::engine::{Engine, KeyspaceState, Released, Tail, When};
 use crate::error::{Error, Result};
+use crate::events;
 use crate::lease::{Ending, Grant, RenewError};
 use crate::log::pool::Need;
 use crate::op::{Class, GrantValue, Kind, Links, Op};
@@ -344,8 +345,9 @@ impl Engine {
             Ok((Some((grant, token)), lsn, tail.group))
         })??;
         self.wait_durable(lsn, group)?;
-        if broken.is_some() {
+        if let Some((grant, _)) = &broken {
             self.counters.breaks.fetch_add(1, Ordering::Relaxed);
+            events::lease_broken(&self.dir, &keyspace.name, fence, grant.token().get(), reason);
             self.visit_queues(keyspace.id, fence);
         }
         Ok(broken)

@@ -6,6 +6,7 @@
 //! * [`Keyspace`]: every way to write, each fenced, and to read. [`Batch`]: several changes as one.
 //! * [`Lease`], from [`Keyspace::lease`]: where a [`Token`] comes from.
 //! * [`Snapshot`] and [`Iter`]: everything as it was at one [`Lsn`].
+//! * [`Inspection`]: a store seen from outside, beside whoever has it open.
 //! * [`Db::checkpoint`] and [`restore`]: copies. [`verify`] and [`salvage`]: damage.
 //! * [`Commit`]: a write on its way, as a future or to wait for.
 //! * [`Error`]: what went wrong, and what to do now.
@@ -26,6 +27,8 @@ mod error;
 mod sync;
 mod clock;
 mod entropy;
+mod events;
+mod histogram;
 pub mod storage;
 mod options;
 // Rules: pure. No files, no clock reads, no threads.
@@ -57,6 +60,7 @@ mod grace;
 mod replay;
 mod recover;
 // Front: what a user types.
+mod observe;
 mod db;
 mod view;
 mod batch;
@@ -67,6 +71,7 @@ mod guard;
 mod acquire;
 mod request;
 mod oversee;
+mod outside;
 // Beside the store: what its files hold, and copies of it.
 mod inspect;
 mod backup;
@@ -83,18 +88,20 @@ pub use db::{Commit, Db};
 pub use error::{Cause, Error, Found, LastOp, Outcome, Result};
 pub use floor::Floor;
 pub use guard::{Lease, Lost};
+pub use histogram::Summary;
 pub use inspect::{Fault, FaultKind, Report, Verify, verify};
 pub use keyspace::{Deleted, Keyspace, Raised};
 pub use lease::Ending;
 pub use options::{
     KeyspaceOptions, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Options, Progress, ReadMode, Scope, Tokens,
 };
+pub use outside::{Inspection, LogChange, LogFrame, LogOp, SegmentInfo, SegmentLog, SegmentState};
 pub use oversee::{Broken, Holder};
 pub use recover::OpenReport;
 pub use request::LeaseRequest;
 pub use slots::MAX_SLOTS;
 pub use snapshot::Value;
-pub use stats::{Health, Stats};
+pub use stats::{Figure, Health, Reading, Stats, Warning};
 pub use types::{
     Excerpt, Lsn, MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_KEYSPACES, MAX_NAME_BYTES, Mark, OpId, OwnerId, Token,
     Ttl,

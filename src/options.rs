@@ -14,6 +14,10 @@ pub const MIN_SEGMENT_BYTES: u32 = 16 << 10;
 /// The largest segment, in bytes (64 MiB).
 pub const MAX_SEGMENT_BYTES: u32 = 64 << 20;
 
+/// How often figures can be published.
+const PUBLISH_MIN: Duration = Duration::from_millis(10);
+const PUBLISH_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// Which keys share one fence. Fixed when the keyspace is created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 #[non_exhaustive]
@@ -178,6 +182,7 @@ pub struct Options {
     pub(crate) progress: Option<ProgressFn>,
     pub(crate) entropy: Entropy,
     pub(crate) lease_grace: Duration,
+    pub(crate) publish_stats: Option<Duration>,
     pub(crate) token_floor: Option<Token>,
     pub(crate) compaction: bool,
 }
@@ -197,6 +202,7 @@ impl Default for Options {
             progress: None,
             entropy: Entropy::System,
             lease_grace: Duration::ZERO,
+            publish_stats: None,
             token_floor: None,
             compaction: true,
         }
@@ -279,6 +285,18 @@ impl Options {
         self
     }
 
+    /// Writes what [`Db::stats`](crate::Db::stats) and [`Db::health`](crate::Db::health) say into the file
+    /// `STATS` of the directory, every so often, from 10 ms to a day: for `tidewall stats --watch` and others
+    /// who look from outside. Default: off.
+    ///
+    /// The file is replaced as a whole, never synced, and read by nobody in here: the store does not depend on
+    /// it. It is removed when the store is closed; one left by a crash is replaced by the next open that
+    /// publishes.
+    pub fn publish_stats(mut self, interval: Duration) -> Self {
+        self.publish_stats = Some(interval);
+        self
+    }
+
     /// A token of this store that was seen elsewhere: in another system that keeps the highest one, perhaps. A
     /// store that has not granted that far is an older copy, and opening it answers [`Error::OlderCopy`] before
     /// anything is changed; so does a directory without a store. Default: none.
@@ -322,6 +340,16 @@ impl Options {
     }
 
     pub(crate) fn check(&self) -> Result<()> {
+        if let Some(interval) = self.publish_stats {
+            if !(PUBLISH_MIN..=PUBLISH_MAX).contains(&interval) {
+                return Err(Error::invalid(format!(
+                    "figures published every {interval:?}: not between {PUBLISH_MIN:?} and {PUBLISH_MAX:?}"
+                )));
+            }
+            if self.read_only || !self.background {
+                return Err(Error::invalid("figures are published by a thread of a store open for writing"));
+            }
+        }
         match self.segment_bytes {
             Some(bytes) if !(MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&bytes) => {
                 Err(Error::invalid(format!(

@@ -1,5 +1,6 @@
 //! For operators: who holds what, and taking it away.
 
+use crate::db::Db;
 use crate::error::Result;
 use crate::keyspace::Keyspace;
 use crate::types::{Mark, OwnerId, Token};
@@ -41,10 +42,33 @@ pub struct Broken {
     pub reason: String,
 }
 
+impl Db {
+    /// The highest token that this store has granted, or was told of by [`Db::advance_tokens`], durably: to
+    /// look at, not to write with. `None` before the first one.
+    ///
+    /// # Errors
+    /// [`Error::Indeterminate`](crate::Error::Indeterminate): the disk failed on the way.
+    pub fn highest_token(&self) -> Result<Option<Mark>> {
+        let engine = &self.shared.engine;
+        let (counter, rests_on, group) = {
+            let tail = engine.tail.lock();
+            (tail.counter, tail.last(), tail.group_of(tail.last()))
+        };
+        engine.wait_durable(rests_on, group)?;
+        Ok((counter > 0).then(|| Mark::from_number(counter)))
+    }
+}
+
 /// The longest reason that is written to the log.
 const REASON_BYTES: usize = 1024;
 
 impl Keyspace {
+    /// Whether the keyspace is closed to writes until [`Keyspace::raise_all`] tells it the present value of its
+    /// token source: then they answer [`Error::NeedsFloor`](crate::Error::NeedsFloor).
+    pub fn needs_floor(&self) -> bool {
+        self.state.is_closed()
+    }
+
     /// Every lease on a fence whose name starts with `prefix`, in the order of the names: the live ones, and
     /// those that are over but keep their fence. A look, not a moment: leases come and go meanwhile.
     ///

@@ -1,5 +1,7 @@
 //! What a store has done so far, as numbers.
 
+use crate::error::{Cause, Error};
+use crate::histogram::{Histogram, Summary};
 use crate::sync::{AtomicU64, Ordering};
 use std::fmt;
 
@@ -10,7 +12,16 @@ pub(crate) struct Counters {
     pub commits: AtomicU64,
     /// Writes made durable or on their way.
     pub writes: AtomicU64,
-    pub refused: AtomicU64,
+    /// Groups that were not idle: how long their first write waited, and how many writes they held.
+    pub commit_nanos: Histogram,
+    pub sync_nanos: Histogram,
+    pub group_writes: Histogram,
+    /// Refused writes, each in one of these.
+    pub fenced: AtomicU64,
+    pub unknown_tokens: AtomicU64,
+    pub conflicts: AtomicU64,
+    pub duplicates: AtomicU64,
+    pub other_refusals: AtomicU64,
     pub grants: AtomicU64,
     pub takeovers: AtomicU64,
     pub renewals: AtomicU64,
@@ -21,7 +32,6 @@ pub(crate) struct Counters {
     pub hand_over_nanos: AtomicU64,
     pub hand_over_nanos_max: AtomicU64,
     pub releases: AtomicU64,
-    pub duplicates: AtomicU64,
     /// Bytes of frames written.
     pub written: AtomicU64,
     /// Bytes of frames in which compaction carried what was needed.
@@ -34,7 +44,24 @@ pub(crate) struct Counters {
     pub retired_bytes: AtomicU64,
 }
 
-/// A copy of the counters, taken by [`Db::stats`](crate::Db::stats). Counts since the store was opened.
+impl Counters {
+    /// Counts a refused write.
+    pub fn refuse(&self, error: &Error) {
+        let counter = match error {
+            Error::Fenced { .. } => &self.fenced,
+            Error::UnknownToken { .. } => &self.unknown_tokens,
+            Error::Conflict { .. } => &self.conflicts,
+            Error::Duplicate { .. } => &self.duplicates,
+            _ => &self.other_refusals,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What a store has done since it was opened, and how large it is; taken by
+/// [`Db::stats`](crate::Db::stats). Sizes are as of now; nothing here is one moment for all of it.
+///
+/// [`Stats::figures`] lists all of it by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -42,16 +69,33 @@ pub struct Stats {
     pub commits: u64,
     /// Writes (batches, puts, deletes, raises) appended.
     pub writes: u64,
-    /// Writes refused: fenced, unknown tokens, conflicts, duplicates.
+    /// From the append of a group's first write until the group was durable, in nanoseconds: the longest that
+    /// any write of the group waited. Once per group.
+    pub commit_nanos: Summary,
+    /// A sync of the log, in nanoseconds. Once per sync.
+    pub sync_nanos: Summary,
+    /// Frames in a group: writes and grants, and now and then an idle one. Once per group.
+    pub group_writes: Summary,
+    /// Writes refused: the sum of the next five.
     pub refused: u64,
+    /// Refused as [`Error::Fenced`](crate::Error::Fenced).
+    pub fenced: u64,
+    /// Refused as [`Error::UnknownToken`](crate::Error::UnknownToken).
+    pub unknown_tokens: u64,
+    /// Refused as [`Error::Conflict`](crate::Error::Conflict).
+    pub conflicts: u64,
     /// Retries recognised by their [`OpId`](crate::OpId).
     pub duplicates: u64,
+    /// Refused for another reason: a stale operation, a lease that is over, a jump of external tokens.
+    pub other_refusals: u64,
     /// Leases granted.
     pub grants: u64,
     /// Of these, taken over from a holder whose lease had run out.
     pub takeovers: u64,
     /// Leases renewed.
     pub renewals: u64,
+    /// Of the renewals, those that came in the last fifth of the time to live: see [`Stats::ttl_hint`].
+    pub late_renewals: u64,
     /// Leases released by their holders.
     pub releases: u64,
     /// Leases that were found to have run out.
@@ -60,8 +104,6 @@ pub struct Stats {
     pub breaks: u64,
     /// Leases refused: held by somebody else, or the wait for them was over.
     pub lease_refusals: u64,
-    /// Of the renewals, those that came in the last fifth of the time to live: see [`Stats::ttl_hint`].
-    pub late_renewals: u64,
     /// Leases handed to somebody who waited.
     pub hand_overs: u64,
     /// From the store's noticing that a fence is free to its next holder's having it, durably: on average,
@@ -69,10 +111,6 @@ pub struct Stats {
     pub hand_over_nanos_mean: u64,
     /// The longest of these times.
     pub hand_over_nanos_max: u64,
-    /// Who waits for a lease now.
-    pub waiting: u64,
-    /// Grants whose end somebody wants to hear of, or that are kept alive.
-    pub watched_leases: u64,
     /// Bytes of frames written to the log, those of compaction included.
     pub written_bytes: u64,
     /// Of these, written by compaction.
@@ -83,31 +121,78 @@ pub struct Stats {
     pub dropped_deletes: u64,
     /// Times that marks were folded into a floor.
     pub folds: u64,
-    /// Bytes of what is needed in the log: the newest version of each key, and states carried on.
-    pub live_bytes: u64,
-    /// Bytes of all segments on disk, spares included.
-    pub disk_bytes: u64,
-    /// Bytes of heap that the index of names takes.
-    pub index_bytes: u64,
-    /// Keys that the ordered sets hold.
-    pub keys: u64,
+    /// Who waits for a lease now.
+    pub waiting: u64,
+    /// Grants whose end somebody wants to hear of, or that are kept alive.
+    pub watched_leases: u64,
     /// Grants in the table of leases, live or not yet swept.
     pub leases: u64,
+    /// Keyspaces.
+    pub keyspaces: u64,
+    /// Keys that the ordered sets hold.
+    pub keys: u64,
+    /// Bytes of heap that the index of names takes.
+    pub index_bytes: u64,
+    /// Segments on disk, spares included.
+    pub segments: u64,
+    /// Of these, the spares: empty, and ready to be written.
+    pub spares: u64,
+    /// Bytes of all segments on disk, spares included.
+    pub disk_bytes: u64,
+    /// Bytes of what is needed in the log: the newest version of each key, and states carried on.
+    pub live_bytes: u64,
     /// Values above 4 KiB that were handed out and point into a segment as it is now (being written, or
     /// sealed).
     pub pinned_values: u64,
+    /// Bytes of the segments that such values point into: while they do, these are not reused.
+    pub pinned_bytes: u64,
     /// Snapshots that are open.
     pub snapshots: u64,
+    /// How many frames the oldest open snapshot lies behind the newest one; 0 when none is open.
+    pub snapshot_lag: u64,
+}
+
+/// One figure of [`Stats`], by name.
+///
+/// The end of the name is its unit: `_bytes`, `_nanos` (also before `_mean` and `_max`); else it is a count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Figure {
+    /// The name of the field.
+    pub name: &'static str,
+    /// What it says.
+    pub reading: Reading,
+}
+
+/// What kind of figure, and its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reading {
+    /// Only grows, from 0 at the open.
+    Counter(u64),
+    /// Goes up and down.
+    Gauge(u64),
+    /// Many numbers, summarised.
+    Summary(Summary),
 }
 
 impl Counters {
     pub fn copy(&self) -> Stats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let refusals =
+            [&self.fenced, &self.unknown_tokens, &self.conflicts, &self.duplicates, &self.other_refusals];
         Stats {
             commits: read(&self.commits),
             writes: read(&self.writes),
-            refused: read(&self.refused),
+            commit_nanos: self.commit_nanos.summary(),
+            sync_nanos: self.sync_nanos.summary(),
+            group_writes: self.group_writes.summary(),
+            refused: refusals.into_iter().map(read).sum(),
+            fenced: read(&self.fenced),
+            unknown_tokens: read(&self.unknown_tokens),
+            conflicts: read(&self.conflicts),
             duplicates: read(&self.duplicates),
+            other_refusals: read(&self.other_refusals),
             grants: read(&self.grants),
             takeovers: read(&self.takeovers),
             renewals: read(&self.renewals),
@@ -134,6 +219,109 @@ impl Counters {
 const HINT_MIN: u64 = 100;
 
 impl Stats {
+    /// Every figure with its name, in the order of the fields.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = tidewall::Db::open(dir.path().join("data"))?;
+    /// for figure in db.stats().figures() {
+    ///     println!("{} {:?}", figure.name, figure.reading);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn figures(&self) -> Vec<Figure> {
+        let counter = |name, value| Figure { name, reading: Reading::Counter(value) };
+        let gauge = |name, value| Figure { name, reading: Reading::Gauge(value) };
+        let summary = |name, value| Figure { name, reading: Reading::Summary(value) };
+        // Field by field, so that a new one does not compile before it has its row here.
+        let Stats {
+            commits,
+            writes,
+            commit_nanos,
+            sync_nanos,
+            group_writes,
+            refused,
+            fenced,
+            unknown_tokens,
+            conflicts,
+            duplicates,
+            other_refusals,
+            grants,
+            takeovers,
+            renewals,
+            late_renewals,
+            releases,
+            expiries,
+            breaks,
+            lease_refusals,
+            hand_overs,
+            hand_over_nanos_mean,
+            hand_over_nanos_max,
+            written_bytes,
+            carried_bytes,
+            retired_segments,
+            dropped_deletes,
+            folds,
+            waiting,
+            watched_leases,
+            leases,
+            keyspaces,
+            keys,
+            index_bytes,
+            segments,
+            spares,
+            disk_bytes,
+            live_bytes,
+            pinned_values,
+            pinned_bytes,
+            snapshots,
+            snapshot_lag,
+        } = *self;
+        vec![
+            counter("commits", commits),
+            counter("writes", writes),
+            summary("commit_nanos", commit_nanos),
+            summary("sync_nanos", sync_nanos),
+            summary("group_writes", group_writes),
+            counter("refused", refused),
+            counter("fenced", fenced),
+            counter("unknown_tokens", unknown_tokens),
+            counter("conflicts", conflicts),
+            counter("duplicates", duplicates),
+            counter("other_refusals", other_refusals),
+            counter("grants", grants),
+            counter("takeovers", takeovers),
+            counter("renewals", renewals),
+            counter("late_renewals", late_renewals),
+            counter("releases", releases),
+            counter("expiries", expiries),
+            counter("breaks", breaks),
+            counter("lease_refusals", lease_refusals),
+            counter("hand_overs", hand_overs),
+            gauge("hand_over_nanos_mean", hand_over_nanos_mean),
+            gauge("hand_over_nanos_max", hand_over_nanos_max),
+            counter("written_bytes", written_bytes),
+            counter("carried_bytes", carried_bytes),
+            counter("retired_segments", retired_segments),
+            counter("dropped_deletes", dropped_deletes),
+            counter("folds", folds),
+            gauge("waiting", waiting),
+            gauge("watched_leases", watched_leases),
+            gauge("leases", leases),
+            gauge("keyspaces", keyspaces),
+            gauge("keys", keys),
+            gauge("index_bytes", index_bytes),
+            gauge("segments", segments),
+            gauge("spares", spares),
+            gauge("disk_bytes", disk_bytes),
+            gauge("live_bytes", live_bytes),
+            gauge("pinned_values", pinned_values),
+            gauge("pinned_bytes", pinned_bytes),
+            gauge("snapshots", snapshots),
+            gauge("snapshot_lag", snapshot_lag),
+        ]
+    }
+
     /// A sentence when holders renew dangerously late: a pause of a fifth of the ttl would have cost them
     /// their leases.
     ///
@@ -156,22 +344,78 @@ impl Stats {
     }
 }
 
-/// Whether a store still acknowledges writes; given by [`Db::health`](crate::Db::health).
+#[cfg(feature = "metrics")]
+impl Stats {
+    /// Hands every figure to the recorder of the `metrics` facade, labelled `store`. Call it as often as figures
+    /// are wanted, once a scrape or every few seconds; without a recorder it does nothing.
+    ///
+    /// The name of a metric is that of the field behind `tidewall_`. Times are in seconds: `commit_nanos` is
+    /// `tidewall_commit_seconds`. Counters end in `_total`. A [`Summary`] is gauges: one for each percentile,
+    /// labelled `quantile` (`0.5`, `0.9`, `0.99`, `0.999`, and `1`, the largest), a counter with
+    /// `_count` and a gauge with `_sum` behind the name.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = tidewall::Db::open(dir.path().join("data"))?;
+    /// db.stats().publish_metrics("jobs");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn publish_metrics(&self, store: &str) {
+        let label = || ("store", store.to_owned());
+        for figure in self.figures() {
+            let (name, scale) = match figure.name.split_once("_nanos") {
+                Some((before, after)) => (format!("tidewall_{before}_seconds{after}"), 1e-9),
+                None => (format!("tidewall_{}", figure.name), 1.0),
+            };
+            match figure.reading {
+                Reading::Counter(count) => {
+                    metrics::counter!(format!("{name}_total"), &[label()]).absolute(count)
+                }
+                Reading::Gauge(value) => metrics::gauge!(name, &[label()]).set(value as f64 * scale),
+                Reading::Summary(summary) => {
+                    for (quantile, value) in [
+                        ("0.5", summary.p50),
+                        ("0.9", summary.p90),
+                        ("0.99", summary.p99),
+                        ("0.999", summary.p999),
+                        ("1", summary.max),
+                    ] {
+                        let labels = [label(), ("quantile", quantile.to_owned())];
+                        metrics::gauge!(name.clone(), &labels).set(value as f64 * scale);
+                    }
+                    metrics::counter!(format!("{name}_count"), &[label()]).absolute(summary.count);
+                    // A counter of whole numbers cannot hold seconds.
+                    metrics::gauge!(format!("{name}_sum"), &[label()]).set(summary.sum as f64 * scale);
+                }
+            }
+        }
+    }
+}
+
+/// Whether a store still acknowledges writes, and what an operator should look at; given by
+/// [`Db::health`](crate::Db::health).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Health {
     /// Everything works.
     Healthy,
+    /// Writes are acknowledged, so far; something is to be looked at.
+    Degraded(Vec<Warning>),
     /// A write or sync failed: nothing is acknowledged until the store is reopened. Reads go on.
-    Poisoned(crate::error::Cause),
+    Poisoned(Cause),
     /// The store was closed.
     Closed,
 }
 
 impl Health {
-    /// Whether everything works.
+    /// Whether everything works, and nothing is to be looked at.
     pub fn is_healthy(&self) -> bool {
         matches!(self, Health::Healthy)
+    }
+
+    /// Whether writes are still acknowledged.
+    pub fn is_writable(&self) -> bool {
+        matches!(self, Health::Healthy | Health::Degraded(_))
     }
 }
 
@@ -179,8 +423,43 @@ impl fmt::Display for Health {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Health::Healthy => f.write_str("healthy"),
+            Health::Degraded(warnings) => {
+                f.write_str("degraded")?;
+                warnings
+                    .iter()
+                    .zip([": "].into_iter().chain(std::iter::repeat("; ")))
+                    .try_for_each(|(warning, between)| write!(f, "{between}{warning}"))
+            }
             Health::Poisoned(cause) => write!(f, "poisoned: {cause}"),
             Health::Closed => f.write_str("closed"),
+        }
+    }
+}
+
+/// What an operator should look at in a store that works; part of [`Health`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Warning {
+    /// The last attempt to prepare a segment of so many bytes found the disk full. Free space: writes go on
+    /// into the segments that are there, puts first answer [`Error::NoSpace`](crate::Error::NoSpace).
+    NoSpace(u64),
+    /// The last attempt to prepare a segment failed: writes go on into those that are there.
+    NoSpares(Error),
+    /// The last round of compaction in the background failed, for another reason than a full disk: space is not
+    /// given back. Damage in a segment is one: see [`Error::Corrupt`](crate::Error::Corrupt).
+    NotCompacting(Error),
+    /// Opening found damage that cost nothing but time: a copy of `STORE` that was repaired, a key table that
+    /// was read around. The disk may be failing.
+    ReadAround(String),
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Warning::NoSpace(bytes) => write!(f, "no space for another segment of {bytes} bytes"),
+            Warning::NoSpares(error) => write!(f, "no segment could be prepared: {error}"),
+            Warning::NotCompacting(error) => write!(f, "space is not given back: {error}"),
+            Warning::ReadAround(what) => write!(f, "read around damage: {what}"),
         }
     }
 }

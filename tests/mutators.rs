@@ -67,6 +67,7 @@ const TABLE: &[Row] = &[
     row("Keyspace::delete_prefix_some", WritePresent, |w, t| w.ks.delete_prefix_some(t, b"", 9).map(drop)),
     row("Keyspace::raise", Raise, |w, t| w.ks.raise(t, KEY).map(drop)),
     row("Keyspace::raise_all", RaiseAll, |w, t| w.ks.raise_all(t).map(drop)),
+    row("Keyspace::raise_all_past", RaiseAll, |w, t| w.ks.raise_all_past(t).map(drop)),
     row("Keyspace::renew", Grant, |w, t| w.ks.renew(KEY, t, w.owner()).map(drop)),
     row("Keyspace::release", Grant, |w, t| w.ks.release(KEY, t, w.owner())),
     row("Keyspace::get", Read, |w, _| w.ks.get(KEY).map(drop)),
@@ -79,6 +80,7 @@ const TABLE: &[Row] = &[
     row("Keyspace::iter", Read, |w, _| w.ks.iter().try_for_each(|item| item.map(drop))),
     row("Keyspace::range", Read, |w, _| w.ks.range(KEY.to_vec()..).try_for_each(|item| item.map(drop))),
     row("Keyspace::prefix", Read, |w, _| w.ks.prefix(b"a").rev().try_for_each(|item| item.map(drop))),
+    row("Keyspace::needs_floor", Read, |w, _| { assert!(!w.ks.needs_floor()); Ok(()) }),
     row("Keyspace::name", Read, |w, _| { assert_eq!(w.ks.name(), "k"); Ok(()) }),
     row("Keyspace::options", Read, |w, _| { assert_eq!(w.ks.options(), w.case.options()); Ok(()) }),
     row("Keyspace::fence", Read, |w, _| { assert!(KEY.starts_with(w.ks.fence(KEY))); Ok(()) }),
@@ -100,6 +102,7 @@ const TABLE: &[Row] = &[
     row("Db::last_lsn", Read, |w, _| { assert!(w.db.last_lsn() > Lsn::default()); Ok(()) }),
     row("Db::report", Read, |w, _| { assert!(w.db.report().warnings.is_empty()); Ok(()) }),
     row("Db::health", Read, |w, _| { assert!(w.db.health().is_healthy()); Ok(()) }),
+    row("Db::highest_token", Read, |w, _| w.db.highest_token().map(drop)),
     row("Db::stats", Read, |w, _| { assert!(w.db.stats().disk_bytes > 0); Ok(()) }),
     row("Snapshot::get", Read, |w, _| w.db.snapshot().get(&w.ks, KEY).map(drop)),
     row("Snapshot::contains_key", Read, |w, _| w.db.snapshot().contains_key(&w.ks, KEY).map(drop)),
@@ -449,7 +452,9 @@ fn check_admitted(world: &World, row: &Row, number: u64, before: &Trace, after: 
             assert_eq!(world.ks.get(KEY).unwrap().unwrap().mark().get(), number, "{what}");
         }
     }
-    let held = world.case.from == From::Own && number <= MARK;
+    // The token itself is fenced by a floor that is raised past it.
+    let past = u64::from(row.name == "Keyspace::raise_all_past");
+    let held = world.case.from == From::Own && number + past <= MARK;
     if let Some(lease) = &world.lease {
         assert_eq!(lease.is_live(), held, "{what}: a lease ends when the mark passes its token");
     }
@@ -549,4 +554,21 @@ fn functions_of_handles(source: &str, found: &mut BTreeSet<String>) {
 fn identifier(text: &str) -> &str {
     let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
     &text[..end]
+}
+
+/// A floor that is raised past a token fences that token too, on every fence, and stays so.
+#[test]
+fn raising_past_a_token_fences_the_token_itself() {
+    for source in [Source::Store, Source::External] {
+        let world = World::new(Case { source, scope: Scope::Prefix(b'/'), from: From::Own });
+        world.ks.raise_all_past(token(MARK)).unwrap();
+        assert!(matches!(world.ks.raise_all_past(token(MARK)), Ok(Raised::Already)));
+        assert_err!(world.ks.raise_all_past(Token::MAX), Error::InvalidArgument(_));
+        let world = world.reopened();
+        let floor = world.ks.floor().unwrap();
+        assert_eq!((floor.mark.get(), floor.is_folded), (MARK, true));
+        assert_err!(world.ks.put(token(MARK), KEY, NEW), Error::Fenced { .. });
+        assert_err!(world.ks.put(token(MARK), b"new/key", NEW), Error::Fenced { .. });
+        assert_err!(world.ks.raise_all(token(MARK)), Error::Fenced { .. });
+    }
 }

@@ -9,6 +9,10 @@ pub(crate) const STORE: &str = "STORE";
 /// A larger `STORE` on its way to replace the old one.
 pub(crate) const STORE_NEW: &str = "STORE.new";
 
+/// Figures of the process that has the store open, for whoever looks from outside; never read by the store.
+pub(crate) const STATS: &str = "STATS";
+/// The same on its way to replace the old one.
+pub(crate) const STATS_NEW: &str = "STATS.new";
 /// The list of a store in the making: it becomes `STORE` as the last step of a restore or a salvage.
 pub(crate) const STORE_PART: &str = "STORE.part";
 

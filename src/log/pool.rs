@@ -10,6 +10,7 @@ use super::list::List;
 use super::segment::Segments;
 use crate::entropy::Entropy;
 use crate::error::{Error, Result};
+use crate::events;
 use crate::format::header::{Listed, StoreBlock};
 use crate::format::{HEADER_BYTES, name};
 use crate::options::{MAX_SEGMENT_BYTES, Options};
@@ -71,11 +72,16 @@ pub(crate) struct Pool {
     listed_bytes: AtomicU64,
     /// Bytes of segments that are struck out of the list, and whose files are still there.
     retired_bytes: AtomicU64,
+    /// How many segments are listed.
+    segments: AtomicU64,
+    /// Why the last attempt to make a segment failed, until one succeeds.
+    trouble: Mutex<Option<Error>>,
 }
 
 impl Pool {
     pub fn new(storage: Arc<dyn Storage>, list: List, ready: Vec<Spare>, options: &Options) -> Self {
         let listed_bytes = AtomicU64::new(listed_bytes(&list));
+        let segments = AtomicU64::new(list.block().segments.len() as u64);
         Pool {
             storage,
             list: Mutex::new(list),
@@ -85,6 +91,8 @@ impl Pool {
             entropy: options.entropy.clone(),
             listed_bytes,
             retired_bytes: AtomicU64::new(0),
+            segments,
+            trouble: Mutex::new(None),
         }
     }
 
@@ -146,6 +154,12 @@ impl Pool {
     }
 
     fn make(&self, list: &mut List, bytes: u32) -> Result<()> {
+        let made = self.try_make(list, bytes);
+        *self.trouble.lock() = made.as_ref().err().inspect(|error| events::spare_failed(error)).cloned();
+        made
+    }
+
+    fn try_make(&self, list: &mut List, bytes: u32) -> Result<()> {
         list.check().map_err(|e| self.explain(e, bytes))?;
         let life = self.entropy.u64()?;
         let mut id = free_id(list, list.block().next_segment);
@@ -168,7 +182,8 @@ impl Pool {
         });
         // After a failure the list may name it all the same: the file stays.
         update.map_err(|e| self.explain(e, bytes))?;
-        self.listed_bytes.store(listed_bytes(list), Ordering::Relaxed);
+        self.note_list(list);
+        events::spare_made(|| self.storage.describe(), id.0, bytes);
         self.ready.lock().push(Spare { listed, file });
         Ok(())
     }
@@ -201,8 +216,14 @@ impl Pool {
                 block.set_bytes(SegmentId(segment), bytes);
             }
         })?;
-        self.listed_bytes.store(listed_bytes(&list), Ordering::Relaxed);
+        self.note_list(&list);
         Ok(())
+    }
+
+    /// What is asked for often and quickly of a list that has changed.
+    fn note_list(&self, list: &List) {
+        self.listed_bytes.store(listed_bytes(list), Ordering::Relaxed);
+        self.segments.store(list.block().segments.len() as u64, Ordering::Relaxed);
     }
 
     /// What the list says now.
@@ -250,7 +271,7 @@ impl Pool {
         list.update(|block| block.segments.retain(|listed| !is_retired(listed)))?;
         let bytes = retired.iter().map(|listed| listed.bytes as u64).sum();
         self.retired_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.listed_bytes.store(listed_bytes(&list), Ordering::Relaxed);
+        self.note_list(&list);
         Ok(retired)
     }
 
@@ -273,7 +294,7 @@ impl Pool {
             return Ok(());
         }
         let recycled = self.relist(&mut list, retired, file);
-        self.listed_bytes.store(listed_bytes(&list), Ordering::Relaxed);
+        self.note_list(&list);
         self.retired_bytes.fetch_sub(retired.bytes as u64, Ordering::Relaxed);
         recycled
     }
@@ -315,6 +336,16 @@ impl Pool {
         .map_err(failed)?;
         self.ready.lock().push(Spare { listed, file });
         Ok(())
+    }
+
+    /// How many segments are listed, and how many of them are spares.
+    pub fn segments(&self) -> (u64, u64) {
+        (self.segments.load(Ordering::Relaxed), self.ready.lock().len() as u64)
+    }
+
+    /// Why the last attempt to make a segment failed, if it did.
+    pub fn trouble(&self) -> Option<Error> {
+        self.trouble.lock().clone()
     }
 }
 

@@ -331,16 +331,17 @@ impl Segments {
 }
 
 impl Segments {
-    /// How many values point into segments now.
-    pub fn pinned(&self) -> usize {
+    /// How many values point into segments now, and the bytes of those segments.
+    pub fn pinned(&self) -> (usize, u64) {
         let guard = crossbeam_epoch::pin();
         (0..SLOTS as u32)
             .step_by(PAGE)
             .filter(|&first| self.pages[first as usize / PAGE].get().is_some())
             .flat_map(|first| first..first + PAGE as u32)
             .filter_map(|slot| self.get(slot, &guard))
-            .map(|segment| segment.pins.pinned())
-            .sum()
+            .map(|segment| (segment.pins.pinned(), segment.bytes().len() as u64))
+            .filter(|&(pins, _)| pins > 0)
+            .fold((0, 0), |(pins, bytes), segment| (pins + segment.0, bytes + segment.1))
     }
 }
 

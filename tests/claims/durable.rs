@@ -214,7 +214,10 @@ fn a_full_disk_refuses_puts_only_and_freed_space_heals_it() {
     assert!(error.is_retryable());
     assert_eq!(error.outcome(), Outcome::NotApplied);
     assert_err!(Err::<(), _>(error), Error::NoSpace { .. });
-    assert!(db.health().is_healthy());
+    let health = db.health();
+    assert!(health.is_writable());
+    let Health::Degraded(warnings) = &health else { panic!("{health}") };
+    assert!(matches!(warnings[..], [Warning::NoSpace(bytes)] if bytes > 0), "{health}");
     assert_eq!(ks.iter().count() as u32, written);
     // What frees space or keeps the fences working goes on.
     ks.delete(token(1), &0u32.to_be_bytes()).unwrap();
@@ -224,6 +227,7 @@ fn a_full_disk_refuses_puts_only_and_freed_space_heals_it() {
     assert_err!(ks.put(token(2), &1u32.to_be_bytes(), &[7; 1000]), Error::NoSpace { .. });
     sim.disk.set_budget(None);
     ks.put(token(2), &1u32.to_be_bytes(), &[8; 1000]).unwrap();
+    assert!(db.health().is_healthy(), "{}", db.health());
     let db = sim.reopen(db);
     assert_eq!(rows(&db).iter().count() as u32, written - 1);
 }

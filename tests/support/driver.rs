@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidewall::storage::SimDisk;
 use tidewall::{
-    Commit, Db, Error, Expect, Health, Keyspace, Lease, Lsn, ManualClock, OpId, Outcome, OwnerId, Raised,
-    Scope, Token, Tokens,
+    Commit, Db, Error, Expect, Keyspace, Lease, Lsn, ManualClock, OpId, Outcome, OwnerId, Raised, Scope,
+    Token, Tokens,
 };
 
 /// What is known of the past of a store: enough to judge what a recovery brings back.
@@ -575,5 +575,5 @@ impl Driver {
 }
 
 fn is_healthy(db: &Db) -> bool {
-    matches!(db.health(), Health::Healthy)
+    db.health().is_writable()
 }
