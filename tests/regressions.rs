@@ -5,7 +5,9 @@ mod support;
 use std::io::ErrorKind;
 use support::shown::open;
 use tidewall::storage::{CallKind, Crash, Fault, SimDisk};
-use tidewall::{Db, Error, Expect, Found, Keyspace, KeyspaceOptions, ManualClock, Scope, Token, Tokens};
+use tidewall::{
+    Db, Error, Expect, Found, Keyspace, KeyspaceOptions, LastOp, ManualClock, OpId, Scope, Token, Tokens,
+};
 
 fn start(disk: &SimDisk, seed: u64) -> Db {
     open(disk, &ManualClock::new(), seed).expect("it opens")
@@ -268,4 +270,36 @@ fn the_copy_of_the_list_that_failed_is_written_before_the_good_one() {
             assert!(found >= written, "cut {cut}: {found} of {written}");
         }
     }
+}
+
+/// Compaction forgot a mark, and the operation committed under it, beneath a folded floor. `raise_all` lifted
+/// the floor further, the store forgot that the lower one was folded, and the next grant made a fresh mark: the
+/// old writer was told `Nothing` of an operation that had been committed.
+#[test]
+fn what_folding_forgot_stays_unknown_under_a_floor_raised_on_purpose() {
+    let disk = SimDisk::new();
+    let db = start(&disk, 1);
+    let jobs = db.keyspace("jobs", KeyspaceOptions::new()).unwrap();
+    let old = jobs.lease(b"a").acquire().unwrap();
+    jobs.put_op(old.token(), OpId::new(3), b"a", b"value").unwrap();
+    jobs.delete(old.token(), b"a").unwrap();
+    let late = old.token();
+    old.release().unwrap();
+    db.compact().unwrap();
+    let floor = jobs.floor().unwrap();
+    assert!(floor.is_folded && floor.mark.get() == late.get(), "{floor:?}");
+    let other = jobs.lease(b"b").acquire().unwrap();
+    jobs.raise_all(other.token()).unwrap();
+    let new = jobs.lease(b"a").acquire().unwrap();
+    let is_unknown = |jobs: &Keyspace| {
+        let Err(Error::Fenced { last_op, mark, .. }) = jobs.put(late, b"a", b"late") else { return false };
+        last_op == LastOp::Unknown && mark.get() == new.token().get()
+    };
+    assert!(is_unknown(&jobs));
+    db.compact().unwrap();
+    assert!(is_unknown(&jobs));
+    drop(jobs);
+    db.close().unwrap();
+    let jobs = start(&disk, 2).keyspace("jobs", KeyspaceOptions::new()).unwrap();
+    assert!(is_unknown(&jobs), "behind an open");
 }
