@@ -6,7 +6,8 @@ use std::io::ErrorKind;
 use support::shown::open;
 use tidewall::storage::{CallKind, Crash, Fault, SimDisk};
 use tidewall::{
-    Db, Error, Expect, Found, Keyspace, KeyspaceOptions, LastOp, ManualClock, OpId, Scope, Token, Tokens,
+    Db, Error, Expect, Found, Keyspace, KeyspaceOptions, LastOp, ManualClock, OpId, Restore, Scope, Token,
+    Tokens,
 };
 
 fn start(disk: &SimDisk, seed: u64) -> Db {
@@ -302,4 +303,26 @@ fn what_folding_forgot_stays_unknown_under_a_floor_raised_on_purpose() {
     db.close().unwrap();
     let jobs = start(&disk, 2).keyspace("jobs", KeyspaceOptions::new()).unwrap();
     assert!(is_unknown(&jobs), "behind an open");
+}
+
+/// A restored keyspace of external tokens was opened by `raise_all` to the floor it had before. Compaction kept
+/// the older of the two equal floors, which lies before the restore, and the next open found it closed again.
+#[test]
+fn a_restored_keyspace_opened_at_its_old_floor_stays_open() {
+    let disk = SimDisk::new();
+    let db = start(&disk, 1);
+    external(&db).raise_all(token(5)).unwrap();
+    db.close().unwrap();
+    let new = disk.dir("new");
+    Restore::new().deterministic(2).run_on(disk, new.clone()).unwrap();
+    let db = start(&new, 3);
+    external(&db).raise_all(token(5)).unwrap();
+    // Garbage beside it, so that its segment is worth a round.
+    for n in 0..20u8 {
+        external(&db).put(token(5), b"key", &[n; 2000]).unwrap();
+    }
+    assert!(db.compact().unwrap().segments > 0);
+    external(&db).put(token(5), b"key", b"value").unwrap();
+    db.close().unwrap();
+    external(&start(&new, 4)).put(token(5), b"key", b"value").unwrap();
 }
