@@ -112,10 +112,10 @@ impl Engine {
             let other = if class == Class::Key { Class::Fence } else { Class::Key };
             let hash = self.hash(keyspace, other, op.key());
             let other = self.newest(keyspace, other, op.key(), hash, &guard)?;
-            // A key is there; or the fence was granted or raised since, and knows what was committed before.
+            // A key is there; or the fence has risen since, and knows what was committed before.
             return Ok(other.is_none_or(|other| match class {
                 Class::Key => other.lsn < op.lsn,
-                _ => other.head.kind != Kind::Put,
+                _ => other.head.kind != Kind::Put && other.head.token <= op.head.token,
             }));
         }
         let Some(name) = state_name(keyspace, op) else { return Ok(false) };
