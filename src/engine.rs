@@ -452,6 +452,14 @@ impl Engine {
                 }
             }
         }
+        let floor = match when {
+            When::Appended => keyspace.floor_appended(),
+            _ => keyspace.floor_durable(),
+        };
+        // It may be older than one that is forgotten: who believed it would take that for never done.
+        if view.state.mark <= floor.folded {
+            view.state = FenceState::default();
+        }
         Ok(view)
     }
 

@@ -388,3 +388,36 @@ fn a_holder_who_numbers_its_writes_is_kept_its_fence() {
     let holders: Vec<_> = jobs(&again).holders(b"").into_iter().map(|holder| holder.token).collect();
     assert_eq!(holders, [held.token()]);
 }
+
+/// Compaction had forgotten the state of a fence under a folded floor, and an older one still lay in a segment
+/// that was not worth a round. The next open believed that one, and the next holder was told the operation of a
+/// writer before the last.
+#[test]
+fn an_older_state_under_a_folded_floor_is_not_believed() {
+    let disk = SimDisk::new();
+    let db = start(&disk, 1);
+    let jobs = |db: &Db| db.keyspace("jobs", KeyspaceOptions::new().scope(Scope::Prefix(b'/'))).unwrap();
+    let write = |op| {
+        let lease = jobs(&db).lease(b"a/").acquire().unwrap();
+        jobs(&db).put_op(lease.token(), OpId::new(op), b"a/1", b"value").unwrap();
+        jobs(&db).delete(lease.token(), b"a/1").unwrap();
+        lease.release().unwrap();
+    };
+    write(1);
+    // The rest of the segment is needed.
+    for n in 0..5u8 {
+        external(&db).put(token(1), &[n], &[n; 2000]).unwrap();
+    }
+    for n in 0..10u8 {
+        external(&db).put(token(1), b"key", &[n; 9000]).unwrap();
+    }
+    write(2);
+    for n in 0..10u8 {
+        external(&db).put(token(1), b"key", &[n; 9000]).unwrap();
+    }
+    db.compact().unwrap();
+    assert_eq!(jobs(&db).floor().unwrap().forgotten.unwrap().get(), 2);
+    db.close().unwrap();
+    let next = jobs(&start(&disk, 2)).lease(b"a/").acquire().unwrap();
+    assert_eq!(next.predecessor(), None, "operation 2 came after it");
+}
