@@ -127,7 +127,8 @@ impl Model {
             return Some(());
         }
         if !self.is(Mistake::RestoreBumpsMarksOnly) {
-            return append_restored(s, Kind::Raised, space, counter);
+            let admits = self.is(Mistake::BumpEqualsWhatWasGranted) || self.is(Mistake::RestoreWithoutBump);
+            return append_restored(s, if admits { Kind::Raised } else { Kind::Folded }, space, counter);
         }
         let marks = self.replay(s.ops());
         let mut seen =

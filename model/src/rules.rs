@@ -179,11 +179,11 @@ impl Model {
     /// The rule of every writer; `None`: go on.
     pub fn judge(&self, s: &State, marks: &Marks, fence: usize, token: u8, intent: Intent) -> Option<Answer> {
         let (own, mark, space) = (&marks.own[fence], self.mark(marks, fence), self.space(fence));
-        if s.is_closed(space) {
-            return Some(Answer::NeedsFloor);
-        }
         if self.is_fenced(marks, fence, token) {
             return Some(self.fenced(marks, fence, token));
+        }
+        if s.is_closed(space) {
+            return Some(Answer::NeedsFloor);
         }
         let is_admitted = match (self.source(space), intent) {
             (Source::External, _) => true,
