@@ -12,7 +12,9 @@ use tidewall::{
 };
 use tidewall_model::actions::Action;
 use tidewall_model::rules::{Answer, Intent, LastOp, Model, Source};
-use tidewall_model::state::{Kind, State};
+use tidewall_model::state::{Kind, Own, PLACES, State, TOKENS};
+
+mod upkeep;
 
 /// How engine and model have come apart.
 pub type Difference = String;
@@ -70,11 +72,18 @@ pub struct Driver<'c> {
     rng: Rng,
     counts: &'c mut Counts,
 
+    /// All of the disk, and the directory of the store on it; of the newest checkpoint.
     disk: SimDisk,
+    dir: String,
+    copy: String,
     clock: ManualClock,
     db: Db,
     spaces: Vec<Keyspace>,
+    /// What is written to it is no concern of the model; it fills segments.
+    filler: Keyspace,
     opens: u64,
+    /// The engine compacts within its writes too, not only when it is asked to.
+    by_itself: bool,
     /// Up to which lsn the engine was durable when the model was brought up to it.
     durable: Lsn,
 
@@ -89,6 +98,8 @@ pub struct Driver<'c> {
     lsns: HashMap<u8, Lsn>,
     values: HashMap<u8, Vec<u8>>,
     written: u64,
+    /// The newest token of each fence whose lease was over before its time or in it, and how.
+    given_up: Vec<(u8, Action)>,
 }
 
 /// What became of a call of the engine.
@@ -101,20 +112,26 @@ enum Outcome {
 impl<'c> Driver<'c> {
     pub fn new(model: Model, scope: Scope, seed: u64, counts: &'c mut Counts) -> Self {
         let (disk, clock) = (SimDisk::new(), ManualClock::new());
-        let (db, spaces) = open(&model, scope, &disk, &clock, 0);
+        let by_itself = model.bounds.segments > 1 && seed % 3 == 0;
+        let (db, spaces, filler) = open(&model, scope, by_itself, &disk, &clock, 0);
         Driver {
             held: model.fences().map(|_| None).collect(),
+            given_up: model.fences().map(|_| (0, Action::GraceEnds)).collect(),
             model,
             scope,
             state: State::default(),
             rng: Rng(seed),
             counts,
             disk,
+            dir: String::new(),
+            copy: String::new(),
             clock,
             durable: db.last_lsn(),
             db,
             spaces,
+            filler,
             opens: 0,
+            by_itself,
             over: Vec::new(),
             owners: HashMap::new(),
             commits: Vec::new(),
@@ -131,9 +148,15 @@ impl<'c> Driver<'c> {
             self.model.actions(&self.state, &mut actions);
             self.add_strangers(&mut actions);
             actions.retain(|action| self.is_driven(*action));
-            let Some(action) = self.choose(&actions) else { return Ok(()) };
+            let Some(action) = self.choose(&actions) else { break };
             trail.push(action);
             self.step(action).map_err(|what| format!("{what}\n    behind {trail:?}"))?;
+            if !self.make_room().map_err(|what| format!("{what}\n    behind {trail:?}"))? {
+                break;
+            }
+        }
+        if self.model.bounds.checkpoint && self.rng.chance(10) {
+            return self.salvage_damaged().map_err(|what| format!("{what}\n    behind {trail:?}"));
         }
         Ok(())
     }
@@ -173,7 +196,7 @@ impl<'c> Driver<'c> {
         let token = self.state.counter + 1;
         for fence in self.model.fences() {
             let space = self.model.space(fence);
-            if self.model.source(space) == Source::Store {
+            if self.model.source(space) == Source::Store && (token as usize) < TOKENS {
                 actions.push(Action::Put { fence, token, op: 0 });
                 actions.push(Action::Raise { fence, token });
                 actions.push(Action::RaiseAll { space, token });
@@ -187,6 +210,13 @@ impl<'c> Driver<'c> {
         match action {
             Action::Sync { to } => to == self.state.len && !self.commits.is_empty(),
             Action::Crash { keep, .. } => keep == self.state.durable,
+            // `retire_below` would answer that it is fenced.
+            Action::Fold { space, token }
+                if self.model.source(space) == Source::External
+                    && token + 1 < self.state.appended.raised[space] =>
+            {
+                false
+            }
             _ => !matches!(self.model.take(&self.state, action), Ok(None)),
         }
     }
@@ -217,6 +247,9 @@ impl<'c> Driver<'c> {
     /// One action through both.
     fn step(&mut self, action: Action) -> Result<(), Difference> {
         *self.counts.actions.entry(Action::NAMES[action.number()]).or_default() += 1;
+        if let Action::Release { fence } | Action::Expire { fence } = action {
+            self.given_up[fence] = (self.state.live[fence], action);
+        }
         match action {
             Action::Acquire { fence } => self.acquire(action, Some(fence), None, None),
             Action::AcquireSlot { slots } => self.acquire(action, None, Some(slots as u32), None),
@@ -235,6 +268,7 @@ impl<'c> Driver<'c> {
             Action::Release { fence } => {
                 let lease = self.held[fence].take().ok_or("the driver holds no such lease")?;
                 same!(lease.release().is_ok(), true, "the release");
+                self.adopt()?;
                 self.take(action)?;
                 self.compare()
             }
@@ -258,18 +292,21 @@ impl<'c> Driver<'c> {
                 let (commit, lsn) = self.commits.swap_remove(at);
                 let known = commit.wait().map_err(|e| format!("a commit failed: {e}"))?;
                 self.lsns.insert(lsn, known);
+                self.adopt()?;
                 self.synced()?;
                 self.compare()
             }
             Action::Crash { .. } => self.crash_or_close(),
-            Action::Fold { .. }
-            | Action::Forget { .. }
-            | Action::Rotate
-            | Action::Move { .. }
-            | Action::Retire { .. }
-            | Action::Checkpoint
-            | Action::Restore
-            | Action::Renew { .. } => Err("no bounds of these tests ask for it".to_owned()),
+            Action::Fold { space, token } if self.model.source(space) == Source::External => {
+                self.retire_below(action, space, token)
+            }
+            Action::Fold { .. } | Action::Forget { .. } | Action::Move { .. } | Action::Retire { .. } => {
+                self.compact()
+            }
+            Action::Rotate => self.fill(action),
+            Action::Checkpoint => self.checkpoint(action),
+            Action::Restore => self.restore(action),
+            Action::Renew { .. } => Err("only a mistaken model asks for it".to_owned()),
         }
     }
 
@@ -307,6 +344,7 @@ impl<'c> Driver<'c> {
             Outcome::Told(told) => told,
             Outcome::Cut => return self.recover(Some(action)),
         };
+        self.adopt()?;
         let answer = self.take_answer(action)?;
         self.note(&answer);
         match (told, answer) {
@@ -318,9 +356,7 @@ impl<'c> Driver<'c> {
                 let lease = lease.ok_or("no lease")?;
                 same!(lease.token().get(), u64::from(token), "the token");
                 same!(lease.fence(), &self.name(fence)[..], "the fence");
-                let own = self.state.published.own[fence];
-                let predecessor = (own.was != 0).then(|| (number(own.was), OpId::new(own.was_op.into())));
-                same!(lease.predecessor(), predecessor, "the predecessor");
+                same!(lease.predecessor(), predecessor(&self.state.published.own[fence]), "the predecessor");
                 if let Some(before) = self.held[fence].replace(lease) {
                     self.over.push(before);
                 }
@@ -355,12 +391,11 @@ impl<'c> Driver<'c> {
             batch.op(OpId::new(op.into()));
         }
         let lsn = self.state.next;
-        let is_accepted = {
-            let intent = Intent::Write { op };
-            self.model.judge(&self.state, &self.state.appended, fence, token, intent).is_none()
-        };
+        let intent = Intent::Write { op };
+        let is_accepted =
+            |model: &Model, s: &State| model.judge(s, &s.appended, fence, token, intent).is_none();
         // A refusal is waited for, and so are some writes.
-        let waits = !is_accepted || self.rng.chance(20);
+        let mut waits = !is_accepted(&self.model, &self.state) || self.rng.chance(20);
         let (mut commit, mut known) = (None, None);
         let outcome = self.call(|| {
             let submitted = batch.submit()?;
@@ -370,13 +405,21 @@ impl<'c> Driver<'c> {
             }
             Ok(())
         });
-        let told = match outcome {
+        let mut told = match outcome {
             Outcome::Told(told) => told,
             Outcome::Cut => {
-                self.values.insert(lsn, value);
+                self.values.extend([(lsn, value.clone()), (lsn + 1, value.clone()), (lsn + 2, value)]);
                 return self.recover(Some(action));
             }
         };
+        self.adopt()?;
+        // Behind what was folded, by which it may be fenced now.
+        let lsn = self.state.next;
+        if !is_accepted(&self.model, &self.state)
+            && let Some(refused) = commit.take()
+        {
+            (told, waits) = (refused.wait().map(drop), true);
+        }
         let appended = self.take_answer(action)?;
         if let (Ok(()), Answer::Done) = (&told, &appended) {
             self.values.insert(lsn, value);
@@ -406,6 +449,7 @@ impl<'c> Driver<'c> {
             Outcome::Told(told) => told,
             Outcome::Cut => return self.recover(Some(action)),
         };
+        self.adopt()?;
         let appended = self.take_answer(action)?;
         if told.is_ok() {
             same!(already, appended == Answer::Already, "whether it was raised before");
@@ -434,6 +478,7 @@ impl<'c> Driver<'c> {
             Outcome::Told(Err(e)) => return Err(format!("{e}")),
             Outcome::Cut => return self.recover(Some(action)),
         }
+        self.adopt()?;
         self.take(action)?;
         self.synced()?;
         let broken = broken.ok_or("nothing was broken")?;
@@ -447,7 +492,13 @@ impl<'c> Driver<'c> {
         if self.state.crashes >= self.model.bounds.crashes || !self.rng.chance(8) {
             return Outcome::Told(call());
         }
-        self.disk.stop_at(self.disk.calls() + self.rng.below(4) as u64);
+        let calls = if self.by_itself && self.rng.chance(50) { 60 } else { 4 };
+        self.cut_within(calls, call)
+    }
+
+    /// Runs a call of the engine; the power goes at one of the next calls of the disk, if there are so many.
+    fn cut_within(&mut self, calls: usize, call: impl FnOnce() -> tidewall::Result<()>) -> Outcome {
+        self.disk.stop_at(self.disk.calls() + self.rng.below(calls) as u64);
         let told = call();
         if self.disk.is_stopped() {
             return Outcome::Cut;
@@ -537,16 +588,18 @@ impl<'c> Driver<'c> {
             return self.recover(None);
         }
         self.db.clone().close().map_err(|e| format!("closing: {e}"))?;
+        self.adopt()?;
         if self.state.visible < self.state.len {
             self.take(Action::Sync { to: self.state.len })?;
         }
         self.take(Action::Crash { keep: self.state.len, killed: false })?;
         self.reopen();
+        self.keep_as_found();
         self.compare()
     }
 
     /// The power goes, in the middle of `action` or between two: what is found must be a state that the model
-    /// can come to.
+    /// can come to. Unless it compacts, which appends frames too, the lsn tells how much is left.
     fn recover(&mut self, action: Option<Action>) -> Result<(), Difference> {
         let seed = self.rng.below(usize::MAX) as u64;
         let policies = [
@@ -560,13 +613,17 @@ impl<'c> Driver<'c> {
         let un_synced = &self.state.ops()[self.state.durable as usize..];
         let is_in_order = un_synced.iter().all(|op| op.kind != Kind::Release);
         let policy = self.rng.pick(if is_in_order { &policies } else { &policies[..2] });
-        let durable = self.db.last_lsn().get();
+        // Compaction syncs on the way. And a release that no room is left for in a segment is not logged.
+        let compacted = self.model.bounds.segments > 1;
+        let durable = if compacted { self.durable } else { self.db.last_lsn() }.get();
         self.disk = self.disk.crash(policy, seed);
         self.reopen();
         let survived = (self.db.last_lsn().get() - durable) as usize;
-        let mut before = vec![self.state];
+        // What was folded was so first.
+        let folded = self.fold_as_found(self.state)?;
+        let mut before = vec![folded];
         if let Some(action) = action
-            && let Ok(Some(taken)) = self.model.take(&self.state, action)
+            && let Ok(Some(taken)) = self.model.take(&folded, action)
         {
             before.insert(0, taken.state);
         }
@@ -574,12 +631,15 @@ impl<'c> Driver<'c> {
         let known = self.lsns.clone();
         for state in before {
             for keep in (state.durable..=state.len).rev() {
-                if frames(&state, keep) != survived {
+                let (fewest, expected) = frames(&state, keep);
+                let is_possible = fewest <= survived && (compacted || survived <= expected);
+                if !is_possible {
                     continue;
                 }
                 let crashed = self.model.take(&state, Action::Crash { keep, killed: false });
                 let Some(taken) = crashed.map_err(str::to_owned)? else { continue };
                 self.state = taken.state;
+                self.keep_as_found();
                 match self.compare() {
                     Ok(()) => {
                         self.note_crash(&state, keep);
@@ -608,9 +668,11 @@ impl<'c> Driver<'c> {
 
     fn reopen(&mut self) {
         self.opens += 1;
-        let (db, spaces) = open(&self.model, self.scope, &self.disk, &self.clock, self.opens);
+        let disk = self.store();
+        let (db, spaces, filler) =
+            open(&self.model, self.scope, self.by_itself, &disk, &self.clock, self.opens);
         self.durable = db.last_lsn();
-        (self.db, self.spaces) = (db, spaces);
+        (self.db, self.spaces, self.filler) = (db, spaces, filler);
         self.commits.clear();
         self.over.clear();
         self.held.iter_mut().for_each(|lease| *lease = None);
@@ -636,7 +698,9 @@ impl<'c> Driver<'c> {
     fn synced(&mut self) -> Result<(), Difference> {
         let lsn = self.db.last_lsn();
         if self.state.visible < self.state.len {
-            same!(lsn > self.durable, true, "whether something was synced");
+            // Compaction may have done it on the way.
+            let is_synced = lsn > self.durable || self.model.bounds.segments > 1;
+            same!(is_synced, true, "whether something was synced");
             self.take(Action::Sync { to: self.state.len })?;
         }
         self.durable = lsn;
@@ -667,6 +731,13 @@ impl<'c> Driver<'c> {
 
     /// Marks, values and holders, as they can be seen.
     fn compare(&mut self) -> Result<(), Difference> {
+        for space in 0..self.spaces.len() {
+            let floor = self.spaces[space].floor();
+            let (raised, folded) = (self.state.published.raised[space], self.state.published.folded[space]);
+            let mark = floor.map_or(0, |floor| floor.mark.get());
+            same!(mark, u64::from(raised.max(folded)), "the floor of k{space}");
+            same!(self.folded(space), folded, "what is folded of k{space}");
+        }
         for fence in self.model.fences() {
             let (space, key) = (self.space(fence), self.key(fence));
             let mark = space.mark(&key).map_err(|e| e.to_string())?.map_or(0, Mark::get);
@@ -715,14 +786,22 @@ impl<'c> Driver<'c> {
     }
 }
 
-/// So many frames are the ops up to `keep` that are not synced: one each, and one for all releases.
-fn frames(s: &State, keep: u8) -> usize {
+/// So many frames are the ops up to `keep` that are not synced, without and with the one of all releases: it is
+/// left out where the grants of the next holders say as much.
+fn frames(s: &State, keep: u8) -> (usize, usize) {
     let ops = &s.log[s.durable as usize..keep as usize];
     let releases = ops.iter().filter(|op| op.kind == Kind::Release).count();
-    ops.len() - releases + usize::from(releases > 0)
+    (ops.len() - releases, ops.len() - releases + usize::from(releases > 0))
 }
 
-fn open(model: &Model, scope: Scope, disk: &SimDisk, clock: &ManualClock, opens: u64) -> (Db, Vec<Keyspace>) {
+fn open(
+    model: &Model,
+    scope: Scope,
+    by_itself: bool,
+    disk: &SimDisk,
+    clock: &ManualClock,
+    opens: u64,
+) -> (Db, Vec<Keyspace>, Keyspace) {
     let grace = if model.bounds.grace { secs(TTL_SECS) } else { secs(0) };
     let options = Options::new()
         .storage(disk.clone())
@@ -731,19 +810,25 @@ fn open(model: &Model, scope: Scope, disk: &SimDisk, clock: &ManualClock, opens:
         .deterministic(1 + opens * 1_000_003)
         .without_threads()
         .lease_grace(grace)
+        .compaction(by_itself)
         .segment_bytes(16 << 10);
     let db = options.open("sim").expect("the store opens after any crash");
-    let count = model.layout.fences.iter().max().map_or(1, |last| last + 1);
-    let spaces = (0..count).map(|space| {
-        let tokens = match model.source(space) {
+    let keyspace = |name: &str, scope, source| {
+        let tokens = match source {
             Source::Store => Tokens::Store,
             Source::External => Tokens::External,
         };
-        let options = KeyspaceOptions::new().scope(scope).tokens(tokens);
-        db.keyspace(&format!("k{space}"), options).expect("a keyspace")
-    });
+        db.keyspace(name, KeyspaceOptions::new().scope(scope).tokens(tokens)).expect("a keyspace")
+    };
+    let count = model.layout.fences.iter().max().map_or(1, |last| last + 1);
+    let spaces = (0..count).map(|space| keyspace(&format!("k{space}"), scope, model.source(space)));
     let spaces = spaces.collect();
-    (db, spaces)
+    let filler = keyspace("filler", Scope::Keyspace, Source::External);
+    (db, spaces, filler)
+}
+
+fn predecessor(own: &Own) -> Option<(Token, OpId)> {
+    (own.was != 0).then(|| (number(own.was), OpId::new(own.was_op.into())))
 }
 
 fn number(token: u8) -> Token {

@@ -1,4 +1,4 @@
-//! The engine does what the model does: the same random actions through both.
+//! The engine does what the model does: the same random actions through both, compaction and copies among them.
 //!
 //! `TIDEWALL_SEQUENCES` for more of them than the default, `TIDEWALL_SEED` for a single one.
 
@@ -25,11 +25,14 @@ const ALL: Bounds = Bounds {
     grace: true,
     ..NOTHING
 };
+/// And what compaction and copies do; tokens that fit behind a restore.
+const KEPT: Bounds = Bounds { folds: true, segments: 200, moves: 200, crashes: 6, ..ALL };
+const COPIED: Bounds = Bounds { checkpoint: true, grants: 6, breaks: false, ..KEPT };
 const STEPS: usize = 60;
 const PREFIX: Scope = Scope::Prefix(b'/');
 
 /// The fences of the model in each form that the engine has for them.
-const SETTINGS: [(Layout, Scope, Bounds); 10] = [
+const SETTINGS: [(Layout, Scope, Bounds); 20] = [
     (ONE_KEYSPACE, Scope::Key, ALL),
     (ONE_KEYSPACE, PREFIX, ALL),
     (ONE_KEYSPACE, PREFIX, Bounds { grace: false, crashes: 8, ..ALL }),
@@ -40,6 +43,16 @@ const SETTINGS: [(Layout, Scope, Bounds); 10] = [
     (EXTERNAL, Scope::Key, Bounds { issues: 6, ..ALL }),
     (EXTERNAL, PREFIX, Bounds { issues: 6, ..ALL }),
     (SLOTS, PREFIX, ALL),
+    (ONE_KEYSPACE, Scope::Key, KEPT),
+    (ONE_KEYSPACE, PREFIX, KEPT),
+    (ONE_KEYSPACE, PREFIX, Bounds { grace: false, ..KEPT }),
+    (ONE_FENCE, Scope::Keyspace, KEPT),
+    (THREE_FENCES, PREFIX, KEPT),
+    (EXTERNAL, Scope::Key, Bounds { issues: 6, ..KEPT }),
+    (SLOTS, PREFIX, KEPT),
+    (ONE_KEYSPACE, Scope::Key, COPIED),
+    (TWO_KEYSPACES, PREFIX, COPIED),
+    (EXTERNAL, PREFIX, Bounds { issues: 6, ..COPIED }),
 ];
 
 fn number(variable: &str) -> Option<u64> {
@@ -70,7 +83,7 @@ fn the_engine_does_what_the_model_does() {
     println!("actions: {:?}\nanswers: {:?}\ncrashes: {:?}", counts.actions, counts.answers, counts.crashes);
     if is_whole {
         // Of each kind there is enough for a difference to show.
-        for (counts, kinds) in [(&counts.actions, 14), (&counts.answers, 10), (&counts.crashes, 3)] {
+        for (counts, kinds) in [(&counts.actions, 20), (&counts.answers, 13), (&counts.crashes, 3)] {
             assert_eq!(counts.values().filter(|times| **times >= 20).count(), kinds, "{counts:?}");
         }
     }
@@ -85,8 +98,16 @@ fn a_mistaken_model_comes_apart_from_the_engine() {
         Mistake::CounterFromGrantsOnly,
         Mistake::OpForgottenByARaise,
         Mistake::SlotsShareTheMarkOfTheirKey,
+        Mistake::RaisedFloorHidesFolding,
+        Mistake::FoldingFloorAdmitsItsToken,
+        Mistake::OneFloorForAllKeyspaces,
+        Mistake::UnreleasedGrantBecomesAMark,
+        Mistake::OpForgottenOnCompaction,
+        Mistake::PredecessorForgottenOnCompaction,
+        Mistake::RestoreWithoutFloors,
+        Mistake::RestoreLeavesExternalTokensOpen,
     ] {
-        let differences = (0..200).filter_map(|seed| run(seed, Some(mistake), &mut Counts::default()).err());
+        let differences = (0..2000).filter_map(|seed| run(seed, Some(mistake), &mut Counts::default()).err());
         let mut between_the_two = differences.filter(|what| what.contains("the engine says"));
         assert!(between_the_two.next().is_some(), "{mistake:?} makes no difference");
     }
