@@ -362,31 +362,52 @@ fn a_deleted_key_that_is_held_again_knows_what_was_committed() {
     assert_eq!(last_op, LastOp::Committed(OpId::new(3)));
 }
 
+fn begin_with_grace(disk: &SimDisk, clock: &ManualClock, seed: u64) -> (Db, Keyspace) {
+    let options = Options::new().storage(disk.clone()).clock(clock.clone()).deterministic(seed);
+    let options = options.without_threads().segment_bytes(16 << 10).lease_grace(Duration::from_secs(60));
+    let db = options.open("sim").unwrap();
+    let jobs = db.keyspace("jobs", KeyspaceOptions::new().scope(Scope::Prefix(b'/'))).unwrap();
+    (db, jobs)
+}
+
 /// A write with an operation number took the place of the grant as the state of its fence. Compaction dropped
 /// the grant then, and the next open kept no fence for its holder, who was still at work.
 #[test]
 fn a_holder_who_numbers_its_writes_is_kept_its_fence() {
-    let disk = SimDisk::new();
-    let clock = ManualClock::new();
-    let begin = |seed| {
-        let options = Options::new().storage(disk.clone()).clock(clock.clone()).deterministic(seed);
-        let db = options.without_threads().lease_grace(Duration::from_secs(60)).segment_bytes(16 << 10);
-        db.open("sim").unwrap()
-    };
-    let jobs = |db: &Db| db.keyspace("jobs", KeyspaceOptions::new().scope(Scope::Prefix(b'/'))).unwrap();
-    let db = begin(1);
-    let (held, released) =
-        (jobs(&db).lease(b"a/").acquire().unwrap(), jobs(&db).lease(b"b/").acquire().unwrap());
-    for n in 1..20u64 {
-        jobs(&db).put_op(held.token(), OpId::new(n), b"a/1", &[7; 2000]).unwrap();
-        jobs(&db).put_op(released.token(), OpId::new(n), b"b/1", &[7; 2000]).unwrap();
+    let (disk, clock) = (SimDisk::new(), ManualClock::new());
+    let (db, jobs) = begin_with_grace(&disk, &clock, 1);
+    let held = jobs.lease(b"a/").acquire().unwrap();
+    for n in 1..40u64 {
+        jobs.put_op(held.token(), OpId::new(n), b"a/1", &[7; 2000]).unwrap();
     }
-    released.release().unwrap();
     db.compact().unwrap();
-    db.close().unwrap();
-    let again = begin(2);
-    let holders: Vec<_> = jobs(&again).holders(b"").into_iter().map(|holder| holder.token).collect();
+    let (_db, jobs) = begin_with_grace(&disk.crash(Crash::None, 0), &clock, 2);
+    let holders: Vec<_> = jobs.holders(b"").into_iter().map(|holder| holder.token).collect();
     assert_eq!(holders, [held.token()]);
+}
+
+/// And its release was dropped, while the grant lay in a segment that stayed: the next open kept the fence for
+/// somebody who had given it back.
+#[test]
+fn a_release_outlives_the_grant_it_ends() {
+    let (disk, clock) = (SimDisk::new(), ManualClock::new());
+    let (db, jobs) = begin_with_grace(&disk, &clock, 1);
+    let lease = jobs.lease(b"a/").acquire().unwrap();
+    // The rest of the segment of the grant is needed.
+    for n in 0..5u8 {
+        jobs.put(lease.token(), &[b'a', b'/', n], &[n; 2000]).unwrap();
+    }
+    for n in 1..20u64 {
+        jobs.put_op(lease.token(), OpId::new(n), b"a/key", &[7; 2000]).unwrap();
+    }
+    let token = lease.token();
+    lease.release().unwrap();
+    for _ in 0..20 {
+        jobs.put(token, b"a/key", &[8; 2000]).unwrap();
+    }
+    db.compact().unwrap();
+    let (_db, jobs) = begin_with_grace(&disk.crash(Crash::None, 0), &clock, 2);
+    assert_eq!(jobs.holders(b""), []);
 }
 
 /// Compaction had forgotten the state of a fence under a folded floor, and an older one still lay in a segment
