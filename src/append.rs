@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::fence::{self, FenceState};
 use crate::format::frame::{BodySum, FRAME_HEADER_BYTES};
 use crate::format::header::SEAL_BYTES;
-use crate::format::op::{self, MAX_OVERHEAD, Site};
+use crate::format::op::{self, MAX_OVERHEAD, NUMBERED_OVERHEAD, Site};
 use crate::format::salt::Salt;
 use crate::format::{FRAME_ALIGN, HEADER_BYTES};
 use crate::log::guard::Pins;
@@ -35,6 +35,16 @@ pub(crate) fn room(frame_bytes: usize, ops: usize) -> u32 {
 /// The most bytes that `ops` with so many bytes of keys and values take as a frame.
 pub(crate) fn frame_bytes(ops: usize, payload: usize) -> usize {
     FRAME_HEADER_BYTES + ops * MAX_OVERHEAD + payload
+}
+
+impl Write<'_> {
+    /// The room that it needs in a segment. Less where no operation was ever numbered: then that may be so no
+    /// more when it is appended, and it has to be asked again.
+    pub fn room(&self) -> u32 {
+        let plain = self.op.is_none() && !self.fences.iter().any(|fence| fence.keyspace.numbers_ops());
+        let less = if plain { self.changes.len() * NUMBERED_OVERHEAD } else { 0 };
+        room(self.bytes - less, self.changes.len())
+    }
 }
 
 /// What a batch of `ops` takes of a segment at most: its frame and its share of the key table.
@@ -176,6 +186,9 @@ impl Engine {
         // Everything that can fail is looked up first.
         self.find_versions(work, write, guard)?;
         let lsn = tail.next;
+        if write.op.is_some() {
+            write.fences.iter().for_each(|fence| fence.keyspace.note_numbered());
+        }
         work.carriers.clear();
         work.carriers.resize(write.fences.len(), None);
         work.places.clear();

@@ -639,7 +639,7 @@ fn run_spares(engine: &Engine, stop: &AtomicBool) {
     let _guard = PoisonOnPanic::new(engine);
     while !stop.load(Ordering::Acquire) {
         // A full disk is told to the write that needs a spare and finds none; it asks again itself.
-        if !engine.options.compaction || engine.litter() != Litter::TooMuch {
+        if !engine.options.compaction || engine.litter() == Litter::Little {
             let _ = engine.pool.refill();
         }
         engine.check_list();
@@ -662,7 +662,7 @@ fn run_compactor(engine: &Engine, _: &AtomicBool) {
     let _guard = PoisonOnPanic::new(engine);
     while !engine.closed.load(Ordering::Acquire) {
         // What fails is tried again when the next segment is sealed; a write that needs the space is told.
-        let done = engine.compact_some();
+        let done = engine.compact_some(Litter::Much);
         engine.note_compaction(&done);
         let more = done.unwrap_or(false);
         if more {

@@ -53,6 +53,8 @@ pub(crate) struct KeyspaceState {
     /// Some op stands in the index under the name of a fence. Set (Release) before the first one is, so
     /// whoever loads `false` (Acquire) need not look: a keyspace of external tokens may never have one.
     names_fences: AtomicBool,
+    /// Some operation was numbered. Set under the tail lock before the first one is appended.
+    numbers_ops: AtomicBool,
 }
 
 impl KeyspaceState {
@@ -67,6 +69,7 @@ impl KeyspaceState {
             highest: AtomicU64::new(0),
             closed: AtomicBool::new(closed),
             names_fences: AtomicBool::new(false),
+            numbers_ops: AtomicBool::new(false),
         }
     }
 
@@ -130,6 +133,15 @@ impl KeyspaceState {
         if !self.names_fences.load(Ordering::Relaxed) {
             self.names_fences.store(true, Ordering::Release);
         }
+    }
+
+    /// An operation is about to be numbered.
+    pub fn note_numbered(&self) {
+        self.numbers_ops.store(true, Ordering::Release);
+    }
+
+    pub fn numbers_ops(&self) -> bool {
+        self.numbers_ops.load(Ordering::Acquire)
     }
 
     pub fn is_closed(&self) -> bool {
