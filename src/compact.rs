@@ -19,11 +19,11 @@ use crate::carry::Victim;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::events;
-use crate::format::header::Listed;
 use crate::log::pool::Need;
 use crate::log::scan::Table;
 use crate::log::segment::{Segment, Segments};
 use crate::log::usage::Used;
+use crate::space::Compactor;
 use crate::sync::{Arc, Ordering};
 use crate::types::{Lsn, SegmentId};
 use std::thread;
@@ -38,17 +38,6 @@ pub struct Compacted {
     pub bytes: u64,
     /// Segments that hold nothing needed now, and wait for older snapshots to be dropped.
     pub waiting: u32,
-}
-
-/// What compaction is in the middle of.
-#[derive(Default)]
-pub(crate) struct Compactor {
-    /// Segments out of which everything was carried, by what was appended last then.
-    drained: Vec<(Vec<SegmentId>, Lsn)>,
-    /// Struck out of the list; somebody may still read them.
-    retired: Vec<(Listed, Arc<Segment>)>,
-    /// How much had been appended when carried deletes and marks were last looked at again.
-    looked_at: u64,
 }
 
 /// How much garbage there is.

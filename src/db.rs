@@ -5,7 +5,7 @@
 use crate::append::{frame_bytes, room};
 use crate::batch::Batch;
 use crate::commit::{Answer, SealAt, sealed_short_bytes};
-use crate::compact::{Compacted, Compactor, Litter};
+use crate::compact::{Compacted, Litter};
 use crate::engine::{Committer, Engine, KeyspaceState, PoisonOnPanic, Tail, Work};
 use crate::error::{Error, Result};
 use crate::events;
@@ -23,6 +23,7 @@ use crate::op::{KeyspaceValue, Kind, Links, Op, check_keyspace_name};
 use crate::options::{KeyspaceOptions, Options, Tokens};
 use crate::recover::{OpenReport, Recovered, recover};
 use crate::snapshot::Snapshots;
+use crate::space::Compactor;
 use crate::stats::{Counters, Health, Stats};
 use crate::storage::{Access, Disk, Storage};
 use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
