@@ -16,7 +16,7 @@ mod workloads;
 
 use clap::{Args, Parser, Subcommand};
 use engines::{ALL, Engine, find};
-use machine::{Machine, file_system};
+use machine::{Counters, Machine, file_system};
 use results::{Results, Row};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -77,6 +77,9 @@ struct Run {
     /// How often a cell is repeated in which other processes were not quiet
     #[arg(long, default_value_t = 2)]
     repeats: usize,
+    /// How many seconds a cell is put off, at most, until other processes are quiet
+    #[arg(long, default_value_t = 5.0)]
+    wait: f64,
     /// Keeps the data; what is loaded can then be read by a later run
     #[arg(long)]
     keep: bool,
@@ -251,7 +254,7 @@ fn run(args: &Run) -> Res<()> {
                     let wanted = if args.engines.is_empty() {
                         workload.wants(engine)
                     } else {
-                        args.engines.iter().any(|asked| asked.name == engine.name)
+                        workload.fits(engine) && args.engines.iter().any(|asked| asked.name == engine.name)
                     };
                     if !wanted {
                         continue;
@@ -280,7 +283,7 @@ fn run(args: &Run) -> Res<()> {
 
 /// Runs one cell, again while others use the machine, and writes down what comes of it.
 fn measure(cell: &Cell, args: &Run, results: &Results) -> Res<()> {
-    if cell.workload.needs_image() && cell.engine.needs_files() && !cell.image().exists() {
+    if cell.workload.needs_image() && cell.engine.has_files() && !cell.image().exists() {
         eprintln!("loading {} for it", cell.engine.name);
         finish(start(&Cell { workload: Workload::Load, ..cell.clone() }, false)?)?;
     }
@@ -288,6 +291,7 @@ fn measure(cell: &Cell, args: &Run, results: &Results) -> Res<()> {
         if cell.workload == Workload::Recover {
             load_and_kill(cell)?;
         }
+        wait_for_quiet(&cell.dir, Duration::from_secs_f64(args.wait), args.shown.noise);
         let rows = finish(start(cell, false)?)?;
         let others =
             rows.iter().filter_map(|row| row.figures.get("others_cores")).fold(0.0, |a, &b| b.max(a));
@@ -305,6 +309,20 @@ fn measure(cell: &Cell, args: &Run, results: &Results) -> Res<()> {
         std::fs::remove_dir_all(cell.killed())?;
     }
     Ok(())
+}
+
+/// Returns when other processes have used little for a moment, or when `most` is over.
+fn wait_for_quiet(dir: &Path, most: Duration, noise: f64) {
+    const MOMENT: Duration = Duration::from_millis(300);
+    let start = Instant::now();
+    while start.elapsed() < most {
+        let before = Counters::now(dir);
+        std::thread::sleep(MOMENT);
+        let others_us = Counters::now(dir).since(&before).others_us;
+        if others_us as f64 <= noise * MOMENT.as_micros() as f64 {
+            return;
+        }
+    }
 }
 
 /// A cell in a process of its own.

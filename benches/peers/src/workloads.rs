@@ -100,20 +100,23 @@ impl Workload {
         )
     }
 
-    /// Whether an engine takes part where nothing else is asked for. Ways of writing matter only where much is
-    /// written by many.
-    pub fn wants(self, engine: &Engine) -> bool {
+    /// Whether an engine can do it.
+    pub fn fits(self, engine: &Engine) -> bool {
         match self {
             Workload::Put => engine.sort != Sort::MemoryFloor,
             Workload::Submit => engine.pipelines,
-            Workload::Refuse | Workload::Get => matches!(engine.sort, Sort::Peer | Sort::MemoryFloor),
-            Workload::Scan => {
-                matches!(engine.sort, Sort::Peer | Sort::MemoryFloor) && engine.name != "memory-papaya"
-            }
-            Workload::Mix => matches!(engine.sort, Sort::Peer | Sort::Variant | Sort::Queue),
+            Workload::Refuse | Workload::Get => engine.sort != Sort::LogFloor,
+            Workload::Scan => engine.sort != Sort::LogFloor && engine.name != "memory-papaya",
             Workload::Lease => engine.name == "tidewall",
-            _ => engine.sort == Sort::Peer,
+            _ => engine.has_files(),
         }
+    }
+
+    /// Whether an engine takes part where nothing else is asked for. Ways of writing matter only where many
+    /// write.
+    pub fn wants(self, engine: &Engine) -> bool {
+        let one_way = matches!(engine.sort, Sort::Peer | Sort::MemoryFloor);
+        self.fits(engine) && (one_way || matches!(self, Workload::Put | Workload::Submit | Workload::Mix))
     }
 
     /// Whether it reads what [`Workload::Load`] has left behind.

@@ -44,6 +44,13 @@ pub enum Sort {
     MemoryFloor,
 }
 
+impl Engine {
+    /// Whether it is a store that can be found on the disk afterwards.
+    pub fn has_files(&self) -> bool {
+        !matches!(self.sort, Sort::LogFloor | Sort::MemoryFloor)
+    }
+}
+
 type Open = fn(&Path) -> Res<Box<dyn FencedStore>>;
 
 const fn engine(name: &'static str, kind: &'static str, sort: Sort, open: Open) -> Engine {
@@ -95,11 +102,4 @@ pub static ALL: &[Engine] = &[
 
 pub fn find(name: &str) -> Option<&'static Engine> {
     ALL.iter().find(|engine| engine.name == name)
-}
-
-impl Engine {
-    /// What it was loaded with can be found on the disk.
-    pub fn needs_files(&self) -> bool {
-        self.sort != Sort::MemoryFloor
-    }
 }
