@@ -132,12 +132,17 @@ fn draw_puts(path: &Path, rows: &Rows, machine: &Machine) -> Res<()> {
     Ok(())
 }
 
+/// Below the title of a panel, and from bar to bar.
+const BARS_TOP: i32 = 40;
+const BAR_STEP: i32 = 20;
+
 fn draw_bars(path: &Path, panels: &[(&str, Bars)], machine: &Machine) -> Res<()> {
-    const HEIGHT: u32 = 250;
     let lines = panels.len().div_ceil(2);
-    let root = SVGBackend::new(path, (900, HEIGHT * lines as u32 + 24)).into_drawing_area();
+    let most = panels.iter().map(|(_, bars)| bars.len()).max().unwrap_or(0);
+    let height = (BARS_TOP + (most as i32 + 1) * BAR_STEP) as u32 * lines as u32;
+    let root = SVGBackend::new(path, (900, height + 24)).into_drawing_area();
     root.fill(&WHITE)?;
-    let (above, below) = root.split_vertically(HEIGHT * lines as u32);
+    let (above, below) = root.split_vertically(height);
     for (area, (title, bars)) in above.split_evenly((lines, 2)).iter().zip(panels) {
         draw_panel(area, title, bars)?;
     }
@@ -149,14 +154,13 @@ fn draw_bars(path: &Path, panels: &[(&str, Bars)], machine: &Machine) -> Res<()>
 fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, bars: &Bars) -> Res<()> {
     const LEFT: i32 = 120;
     const WIDTH: f64 = 230.0;
-    const STEP: i32 = 20;
     area.draw(&Text::new(format!("{title}, per second"), (12, 12), (FONT, 16)))?;
     let longest = bars.iter().map(|bar| bar.2).fold(0.0, f64::max);
     for (at, (name, color, value)) in bars.iter().enumerate() {
-        let top = 40 + at as i32 * STEP;
+        let top = BARS_TOP + at as i32 * BAR_STEP;
         let right = LEFT + (value / longest * WIDTH).max(1.0) as i32;
         area.draw(&Text::new(*name, (12, top), (FONT, 14)))?;
-        area.draw(&Rectangle::new([(LEFT, top), (right, top + STEP - 5)], color.filled()))?;
+        area.draw(&Rectangle::new([(LEFT, top), (right, top + BAR_STEP - 5)], color.filled()))?;
         area.draw(&Text::new(number(*value), (right + 6, top), (FONT, 14)))?;
     }
     Ok(())
