@@ -213,6 +213,7 @@ mod tests {
 
     #[test]
     fn a_key_starts_with_the_prefix_of_its_group() {
+        assert_eq!(&key(98_765_432_156), b"t987654321/00056");
         assert_eq!(&key(123_456), b"t000001234/00056");
         assert_eq!(&prefix(1234), b"t000001234/");
         assert!(key(123_456).starts_with(&prefix(1234)));
