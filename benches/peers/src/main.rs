@@ -107,7 +107,7 @@ struct Limits {
 
 #[derive(Args, Clone)]
 struct Places {
-    /// A folder for the data, on the disk that is to be measured [default: beside the build]
+    /// A folder on the disk that is to be measured; the data lie in `peers-data` there [default: beside the build]
     #[arg(long)]
     dir: Option<PathBuf>,
 }
@@ -159,10 +159,13 @@ fn engine(name: &str) -> Result<&'static Engine, String> {
 impl Places {
     /// A temporary folder may be memory, where a sync costs nothing and a figure means nothing.
     fn dir(&self) -> Res<PathBuf> {
-        let dir = self.dir.clone().unwrap_or_else(|| beside_the_build("peers-data"));
+        // A folder of its own, since it is removed with all that is in it.
+        const DATA: &str = "peers-data";
+        let dir = self.dir.as_ref().map_or_else(|| beside_the_build(DATA), |dir| dir.join(DATA));
         std::fs::create_dir_all(&dir)?;
         match file_system(&dir) {
             Some((kind, _)) if kind == "tmpfs" || kind == "ramfs" => {
+                let _ = std::fs::remove_dir(&dir);
                 Err(format!("{} is memory ({kind}): choose a disk with --dir", dir.display()).into())
             }
             _ => Ok(dir),
