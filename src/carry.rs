@@ -8,7 +8,8 @@
 //! |---|---|
 //! | put, delete | it is the newest version of its key; a delete goes when no segment holds an older version of the key, no snapshot sees one, and its mark is kept elsewhere or folded |
 //! | grant, mark; a put or delete that set a mark | it is the state of its fence, and no folded floor covers its token. Where the value is gone, as a mark; a grant whose lease is over, too |
-//! | release | its grant is still one |
+//! | grant | its lease is not over, whatever set the state of the fence since: the next open keeps the fence for it |
+//! | release | its grant is the state of the fence; or may still lie somewhere, and is of this incarnation |
 //! | floor, counter | it is the highest |
 //! | keyspace | always |
 //!
@@ -138,7 +139,8 @@ impl Engine {
         let stands = |class, name: &[u8]| self.slots.holds(self.hash(&keyspace, class, name), place, &guard);
         match op.head.kind {
             Kind::Put | Kind::Delete | Kind::Grant | Kind::Mark => {
-                op.head.kind.is_value() && stands(Class::Key, op.key())
+                self.is_held(&keyspace, op.head.kind, op.key(), op.head.token)
+                    || op.head.kind.is_value() && stands(Class::Key, op.key())
                     || state_name(&keyspace, op).is_some_and(|name| stands(Class::Fence, name))
             }
             _ => true,
@@ -199,8 +201,10 @@ impl Engine {
             Kind::Release => {
                 let hash = self.hash(&keyspace, Class::Fence, op.key());
                 let state = self.newest(&keyspace, Class::Fence, op.key(), hash, guard)?;
-                let is_needed = state
-                    .is_some_and(|state| state.head.kind == Kind::Grant && state.head.token == op.head.token);
+                let is_needed = state.is_some_and(|state| {
+                    state.head.token == op.head.token
+                        && (state.head.kind == Kind::Grant || op.lsn > self.opened)
+                });
                 fate.carried = is_needed.then_some(whole);
             }
             Kind::Put | Kind::Delete | Kind::Grant | Kind::Mark => {
@@ -240,30 +244,33 @@ impl Engine {
     ) -> Option<Op<'a>> {
         let is_version = fate.version.0 == Role::Keep;
         let is_state = fate.state.0 == Role::Keep;
-        if !is_version && !is_state {
+        let is_held = self.is_held(keyspace, whole.kind, whole.key, whole.token);
+        if !is_version && !is_state && !is_held {
             return None;
         }
         let knows = is_state || keyspace.options.scope == Scope::Key;
         let links = Links {
             previous: whole.links.previous.filter(|_| is_version && fate.op.lsn > seen_by_all),
-            fence: is_state.then_some(None),
+            fence: (is_state || is_held).then_some(None),
             last: whole.links.last.filter(|_| knows),
             predecessor: whole.links.predecessor.filter(|_| knows),
             moved: whole.links.moved,
-        };
-        let is_held = || {
-            let grant = self.leases.current(keyspace.id, whole.key);
-            grant.is_some_and(|grant| {
-                grant.token().get() == whole.token && (!grant.is_ended() || grant.is_recorded())
-            })
         };
         Some(match whole.kind {
             Kind::Put | Kind::Delete if !is_version => {
                 Op { kind: Kind::Mark, key: keyspace.fence_of(whole.key), value: b"", links, ..whole }
             }
-            Kind::Grant if !is_held() => Op { kind: Kind::Mark, value: b"", links, ..whole },
+            Kind::Grant if !is_held => Op { kind: Kind::Mark, value: b"", links, ..whole },
             _ => Op { links, ..whole },
         })
+    }
+
+    /// Whether an op is the grant of a lease that is not over, or of one from before the open.
+    fn is_held(&self, keyspace: &KeyspaceState, kind: Kind, fence: &[u8], token: u64) -> bool {
+        kind == Kind::Grant
+            && self.leases.current(keyspace.id, fence).is_some_and(|grant| {
+                grant.token().get() == token && (!grant.is_ended() || grant.is_recorded())
+            })
     }
 
     /// Appends what is carried as one frame, points the names at it, and forgets what is dropped.
@@ -307,7 +314,8 @@ impl Engine {
         } else if state.0 != Role::None {
             tail.usage.remove(op.at, Weight::as_state(&op.head));
         }
-        if let Some((new, weight)) = place {
+        let stands = version.0 == Role::Keep || state.0 == Role::Keep;
+        if let Some((new, weight)) = place.filter(|_| stands) {
             tail.usage.add(new, weight);
         }
         if let (Role::Drop, Some(keyspace)) = (version.0, &fate.keyspace) {

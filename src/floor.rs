@@ -25,6 +25,9 @@ pub struct Floor {
     /// It fences the token equal to it as well: it was raised by compaction, [`Keyspace::retire_below`] or
     /// [`Keyspace::raise_all_past`].
     pub is_folded: bool,
+    /// Up to here marks are forgotten, and what was committed with these tokens: whoever is fenced with one is told
+    /// [`LastOp::Unknown`](crate::LastOp::Unknown). At most `mark`.
+    pub forgotten: Option<Mark>,
 }
 
 impl Keyspace {
@@ -48,12 +51,8 @@ impl Keyspace {
 
     fn raise_floor(&self, token: Token, floor: fence::Floor) -> Result<Raised> {
         let engine = &self.shared.engine;
-        let past = floor.folded > 0;
-        let lowest = Token::new(token.get() + past as u64)?;
-        let holds = |known: fence::Floor| match past {
-            true => known.folded == floor.folded,
-            false => known.raised == floor.raised,
-        };
+        let lowest = Token::new(token.get() + (floor.folded > 0) as u64)?;
+        let holds = |known: fence::Floor| known.with(floor) == known && !fence::is_fenced(lowest, 0, known);
         let durable = self.state.floor_durable();
         if !holds(durable) && fence::is_fenced(token, 0, durable) {
             // At once, and of a poisoned store too: the durable floor alone says so.
@@ -98,8 +97,11 @@ impl Keyspace {
     /// The floor of the keyspace, durably: no fence of it is below. `None` when there is none yet.
     pub fn floor(&self) -> Option<Floor> {
         let floor = self.state.floor_durable();
-        (floor.mark() > 0)
-            .then(|| Floor { mark: Mark::from_number(floor.mark()), is_folded: floor.folded >= floor.raised })
+        (floor.mark() > 0).then(|| Floor {
+            mark: Mark::from_number(floor.mark()),
+            is_folded: floor.folded >= floor.raised,
+            forgotten: (floor.folded > 0).then(|| Mark::from_number(floor.folded)),
+        })
     }
 
     /// States that no writer uses a token below `token` any more, in a keyspace of external tokens: they are

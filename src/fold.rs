@@ -98,12 +98,17 @@ impl Engine {
             let class = if op.head.kind == Kind::Delete { Class::Key } else { Class::Fence };
             let is_state = matches!(op.head.kind, Kind::Delete | Kind::Grant | Kind::Mark)
                 && self.slots.holds(self.hash(keyspace, class, op.key()), place, &guard);
-            if !is_state || class == Class::Key {
-                return Ok(is_state);
+            if !is_state {
+                return Ok(false);
             }
-            let hash = self.hash(keyspace, Class::Key, op.key());
-            let version = self.newest(keyspace, Class::Key, op.key(), hash, &guard)?;
-            return Ok(version.is_none_or(|version| version.head.kind != Kind::Put));
+            let other = if class == Class::Key { Class::Fence } else { Class::Key };
+            let hash = self.hash(keyspace, other, op.key());
+            let other = self.newest(keyspace, other, op.key(), hash, &guard)?;
+            // A key is there; or the fence was granted or raised since, and knows what was committed before.
+            return Ok(other.is_none_or(|other| match class {
+                Class::Key => other.lsn < op.lsn,
+                _ => other.head.kind != Kind::Put,
+            }));
         }
         let Some(name) = state_name(keyspace, op) else { return Ok(false) };
         if !self.slots.holds(self.hash(keyspace, Class::Fence, name), place, &guard) {

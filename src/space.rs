@@ -72,10 +72,12 @@ impl KeyspaceState {
         Floor { raised: read(&self.raised), folded: read(&self.folded) }
     }
 
-    /// Under the tail lock. Upholds F2: a floor only rises.
+    /// Under the tail lock. Upholds F2: a floor only rises. Of two equal ones the newer counts: it may have
+    /// opened a restored keyspace.
     pub fn raise_floor(&self, floor: Floor, lsn: Lsn) {
         for (cell, token) in [(&self.raised, floor.raised), (&self.folded, floor.folded)] {
-            if token > cell.appended.load(Ordering::Acquire) {
+            let known = (cell.appended.load(Ordering::Acquire), cell.lsn.load(Ordering::Acquire));
+            if token > 0 && (token, lsn.get()) > known {
                 cell.appended.store(token, Ordering::Release);
                 cell.lsn.store(lsn.get(), Ordering::Release);
             }

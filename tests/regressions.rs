@@ -3,9 +3,13 @@
 mod support;
 
 use std::io::ErrorKind;
+use std::time::Duration;
 use support::shown::open;
 use tidewall::storage::{CallKind, Crash, Fault, SimDisk};
-use tidewall::{Db, Error, Expect, Found, Keyspace, KeyspaceOptions, ManualClock, Scope, Token, Tokens};
+use tidewall::{
+    Db, Error, Expect, Found, Keyspace, KeyspaceOptions, LastOp, ManualClock, OpId, Options, Restore, Scope,
+    Token, Tokens,
+};
 
 fn start(disk: &SimDisk, seed: u64) -> Db {
     open(disk, &ManualClock::new(), seed).expect("it opens")
@@ -268,4 +272,119 @@ fn the_copy_of_the_list_that_failed_is_written_before_the_good_one() {
             assert!(found >= written, "cut {cut}: {found} of {written}");
         }
     }
+}
+
+/// Compaction forgot a mark, and the operation committed under it, beneath a folded floor. `raise_all` lifted
+/// the floor further, the store forgot that the lower one was folded, and the next grant made a fresh mark: the
+/// old writer was told `Nothing` of an operation that had been committed.
+#[test]
+fn what_folding_forgot_stays_unknown_under_a_floor_raised_on_purpose() {
+    let disk = SimDisk::new();
+    let db = start(&disk, 1);
+    let jobs = db.keyspace("jobs", KeyspaceOptions::new()).unwrap();
+    let old = jobs.lease(b"a").acquire().unwrap();
+    jobs.put_op(old.token(), OpId::new(3), b"a", b"value").unwrap();
+    jobs.delete(old.token(), b"a").unwrap();
+    let late = old.token();
+    old.release().unwrap();
+    db.compact().unwrap();
+    let floor = jobs.floor().unwrap();
+    assert!(floor.is_folded && floor.mark.get() == late.get(), "{floor:?}");
+    let other = jobs.lease(b"b").acquire().unwrap();
+    jobs.raise_all(other.token()).unwrap();
+    let new = jobs.lease(b"a").acquire().unwrap();
+    let is_unknown = |jobs: &Keyspace| {
+        let Err(Error::Fenced { last_op, mark, .. }) = jobs.put(late, b"a", b"late") else { return false };
+        last_op == LastOp::Unknown && mark.get() == new.token().get()
+    };
+    assert!(is_unknown(&jobs));
+    db.compact().unwrap();
+    assert!(is_unknown(&jobs));
+    drop(jobs);
+    db.close().unwrap();
+    let jobs = start(&disk, 2).keyspace("jobs", KeyspaceOptions::new()).unwrap();
+    assert!(is_unknown(&jobs), "behind an open");
+}
+
+/// A restored keyspace of external tokens was opened by `raise_all` to the floor it had before. Compaction kept
+/// the older of the two equal floors, which lies before the restore, and the next open found it closed again.
+#[test]
+fn a_restored_keyspace_opened_at_its_old_floor_stays_open() {
+    let disk = SimDisk::new();
+    let db = start(&disk, 1);
+    external(&db).raise_all(token(5)).unwrap();
+    db.close().unwrap();
+    let new = disk.dir("new");
+    Restore::new().deterministic(2).run_on(disk, new.clone()).unwrap();
+    let db = start(&new, 3);
+    external(&db).raise_all(token(5)).unwrap();
+    // Garbage beside it, so that its segment is worth a round.
+    for n in 0..20u8 {
+        external(&db).put(token(5), b"key", &[n; 2000]).unwrap();
+    }
+    assert!(db.compact().unwrap().segments > 0);
+    external(&db).put(token(5), b"key", b"value").unwrap();
+    db.close().unwrap();
+    external(&start(&new, 4)).put(token(5), b"key", b"value").unwrap();
+}
+
+/// `raise_all` answered that the floor was there already, of a token that folding had fenced meanwhile.
+#[test]
+fn raise_all_of_a_token_folded_over_is_fenced() {
+    let db = start(&SimDisk::new(), 1);
+    let jobs = db.keyspace("jobs", KeyspaceOptions::new()).unwrap();
+    let lease = jobs.lease(b"a").acquire().unwrap();
+    let late = lease.token();
+    jobs.raise_all(late).unwrap();
+    lease.release().unwrap();
+    jobs.lease(b"a").acquire().unwrap().release().unwrap();
+    db.compact().unwrap();
+    assert!(jobs.floor().unwrap().is_folded);
+    let told = jobs.raise_all(late);
+    assert!(matches!(told, Err(Error::Fenced { .. })), "{told:?}");
+}
+
+/// In `Scope::Key` a delete was taken for the state of its fence although a grant had come since: its mark was
+/// folded, and the loser of the hand-over heard `Unknown` of an operation that the fence still knew.
+#[test]
+fn a_deleted_key_that_is_held_again_knows_what_was_committed() {
+    let db = start(&SimDisk::new(), 1);
+    let jobs = db.keyspace("jobs", KeyspaceOptions::new()).unwrap();
+    let old = jobs.lease(b"a").acquire().unwrap();
+    jobs.put_op(old.token(), OpId::new(3), b"a", b"value").unwrap();
+    jobs.delete(old.token(), b"a").unwrap();
+    let late = old.token();
+    old.release().unwrap();
+    let _new = jobs.lease(b"a").acquire().unwrap();
+    db.compact().unwrap();
+    let told = jobs.put(late, b"a", b"late");
+    let Err(Error::Fenced { last_op, .. }) = told else { panic!("{told:?}") };
+    assert_eq!(last_op, LastOp::Committed(OpId::new(3)));
+}
+
+/// A write with an operation number took the place of the grant as the state of its fence. Compaction dropped
+/// the grant then, and the next open kept no fence for its holder, who was still at work.
+#[test]
+fn a_holder_who_numbers_its_writes_is_kept_its_fence() {
+    let disk = SimDisk::new();
+    let clock = ManualClock::new();
+    let begin = |seed| {
+        let options = Options::new().storage(disk.clone()).clock(clock.clone()).deterministic(seed);
+        let db = options.without_threads().lease_grace(Duration::from_secs(60)).segment_bytes(16 << 10);
+        db.open("sim").unwrap()
+    };
+    let jobs = |db: &Db| db.keyspace("jobs", KeyspaceOptions::new().scope(Scope::Prefix(b'/'))).unwrap();
+    let db = begin(1);
+    let (held, released) =
+        (jobs(&db).lease(b"a/").acquire().unwrap(), jobs(&db).lease(b"b/").acquire().unwrap());
+    for n in 1..20u64 {
+        jobs(&db).put_op(held.token(), OpId::new(n), b"a/1", &[7; 2000]).unwrap();
+        jobs(&db).put_op(released.token(), OpId::new(n), b"b/1", &[7; 2000]).unwrap();
+    }
+    released.release().unwrap();
+    db.compact().unwrap();
+    db.close().unwrap();
+    let again = begin(2);
+    let holders: Vec<_> = jobs(&again).holders(b"").into_iter().map(|holder| holder.token).collect();
+    assert_eq!(holders, [held.token()]);
 }
