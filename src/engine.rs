@@ -90,12 +90,15 @@ impl KeyspaceState {
         Floor::unpack(self.floor_durable.load(Ordering::Acquire))
     }
 
-    /// Under the tail lock. Upholds F2: a floor only rises.
+    /// Under the tail lock. Upholds F2: a floor only rises. Of two ops that raise it to the same the newer one
+    /// is kept by compaction, for it may have opened the keyspace as well.
     pub fn raise_floor(&self, floor: Floor, lsn: Lsn) {
         let old = self.floor_appended();
         if (floor.token, floor.exclusive) > (old.token, old.exclusive) {
             self.floor_appended.store(floor.pack(), Ordering::Release);
             self.floor_lsn.store(lsn.get(), Ordering::Release);
+        } else if floor == old {
+            self.floor_lsn.fetch_max(lsn.get(), Ordering::AcqRel);
         }
     }
 
