@@ -227,7 +227,7 @@ impl Engine {
         let knows = is_state || keyspace.options.scope == Scope::Key;
         let links = Links {
             previous: whole.links.previous.filter(|_| is_version && fate.op.lsn > seen_by_all),
-            fence: is_state.then_some(None),
+            fence: is_state.then(|| whole.links.fence.flatten().filter(|_| fate.op.lsn > seen_by_all)),
             last: whole.links.last.filter(|_| knows),
             predecessor: whole.links.predecessor.filter(|_| knows),
             moved: whole.links.moved,
