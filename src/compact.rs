@@ -104,12 +104,17 @@ impl Engine {
     /// # Errors
     /// No room to carry anything, a failed disk, or damage: the segment that holds it is left alone.
     pub fn compact_some(&self) -> Result<bool> {
+        self.compact_while(false)
+    }
+
+    /// `is_full`: the disk is, so a little garbage is worth a round as well.
+    fn compact_while(&self, is_full: bool) -> Result<bool> {
         let mut compactor = self.compactor.lock();
         self.check_open()?;
         let mut freed = self.retire_drained(&mut compactor)?;
         if compactor.drained.is_empty() {
             let again = self.is_time_to_look(&mut compactor);
-            let chosen = if again { self.choose_carried() } else { self.choose() };
+            let chosen = if again { self.choose_carried() } else { self.choose(is_full) };
             if !chosen.is_empty() {
                 let deletes = if again { Deletes::LookedUp } else { Deletes::Oldest };
                 freed |= self.round(&mut compactor, &chosen, deletes)?;
@@ -129,6 +134,8 @@ impl Engine {
         let before = self.counters.retired.load(Ordering::Relaxed);
         let bytes_before = self.counters.retired_bytes.load(Ordering::Relaxed);
         self.seal_active()?;
+        // What waited for a snapshot may go by now.
+        self.retire_drained(&mut compactor)?;
         let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
         // The oldest first: then a delete finds what it covers gone.
         all.sort_by_key(|used| used.order);
@@ -148,14 +155,14 @@ impl Engine {
         })
     }
 
-    /// The segments of which the least is needed, while there is much garbage.
-    fn choose(&self) -> Vec<SegmentId> {
+    /// The segments of which the least is needed, while there is much garbage or no room for more.
+    fn choose(&self, is_full: bool) -> Vec<SegmentId> {
         let usual = self.pool.usual_bytes() as u64;
         let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
         let short = |used: &Used| used.sealed.is_some_and(|bytes| (bytes as u64) < usual / 4);
         if all.iter().filter(|used| short(used)).count() >= SHORT_ONES {
             all.retain(short);
-        } else if self.litter() == Litter::Little {
+        } else if !is_full && self.litter() == Litter::Little {
             return Vec::new();
         } else {
             all.retain(|used| used.garbage() * 100 >= used.filled * WORTH_PERCENT);
@@ -348,22 +355,22 @@ impl Engine {
     /// For a write that found no spare: gives space back where the store takes too much, else makes one.
     pub fn make_room(&self, bytes: u32, need: Need) -> Result<()> {
         let may_compact = need != Need::Compaction && self.options.compaction;
-        if may_compact && self.litter() == Litter::TooMuch && self.compact_for_room()? {
+        if may_compact && self.litter() == Litter::TooMuch && self.compact_for_room(false)? {
             return Ok(());
         }
         let provided = self.pool.provide(bytes, need);
         self.check_list();
         match provided {
             // The disk is full: what is no longer needed makes room.
-            Err(Error::NoSpace { .. }) if may_compact && self.compact_for_room()? => Ok(()),
+            Err(Error::NoSpace { .. }) if may_compact && self.compact_for_room(true)? => Ok(()),
             provided => provided,
         }
     }
 
     /// Whether a round gave a segment back. Why it did not is for whoever asks for compaction itself, unless
     /// nothing can be written any more.
-    fn compact_for_room(&self) -> Result<bool> {
-        match self.compact_some() {
+    fn compact_for_room(&self, is_full: bool) -> Result<bool> {
+        match self.compact_while(is_full) {
             Err(error) if self.cause.get().is_some() => Err(error),
             freed => Ok(freed.unwrap_or(false)),
         }
