@@ -81,13 +81,15 @@ struct Fate<'a> {
     carried: Option<Op<'a>>,
 }
 
-/// About so many bytes are carried in one frame: they ride with a group, whose writers wait for them.
+/// About so many bytes at most are carried in one frame: they ride with a group, whose writers wait for them.
 const CHUNK_BYTES: usize = 32 << 10;
 
 impl Engine {
     /// Carries what is needed of a segment to the end of the log. `needed`: the hashes of keys whose delete
     /// must stay, if that was looked up; else only the oldest segment lets its deletes go.
     pub fn carry(&self, victim: &Victim, needed: Option<&HashSet<u64>>) -> Result<()> {
+        // Small enough that the spares of a full disk hold it.
+        let most = CHUNK_BYTES.min(self.pool.usual_bytes() as usize / 4);
         let mut chunk = Vec::new();
         let mut payload = 0;
         for op in victim.ops() {
@@ -98,7 +100,7 @@ impl Engine {
             victim.segment.check_value(&op)?;
             payload += op.key().len() + op.value().len();
             chunk.push(op);
-            if payload + frame_bytes(chunk.len(), 0) >= CHUNK_BYTES {
+            if payload + frame_bytes(chunk.len(), 0) >= most {
                 self.carry_chunk(victim, &chunk, payload, needed)?;
                 chunk.clear();
                 payload = 0;
@@ -108,7 +110,7 @@ impl Engine {
     }
 
     /// Without a lock: what is not needed now never will be.
-    fn may_be_needed(&self, op: &OpRef<'_>) -> bool {
+    pub fn may_be_needed(&self, op: &OpRef<'_>) -> bool {
         let Some(keyspace) = self.keyspace_by_id(op.head.keyspace) else { return true };
         let guard = crossbeam_epoch::pin();
         let place = Segments::place(op.at);

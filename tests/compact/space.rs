@@ -214,7 +214,8 @@ impl Tiny {
 
 impl Drop for Tiny {
     fn drop(&mut self) {
-        drop(Command::new("umount").arg(self.0.path().join("fs")).status());
+        // Whoever failed in between may still have files open.
+        drop(Command::new("umount").arg("-l").arg(self.0.path().join("fs")).status());
     }
 }
 
@@ -247,5 +248,6 @@ fn deletes_and_compaction_free_a_full_file_system() {
     for n in 0..500u32 {
         rows.put(token(4), &n.to_be_bytes(), &[1; 9_000]).expect("there is room again");
     }
+    drop(rows);
     db.close().unwrap();
 }
