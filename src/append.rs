@@ -328,20 +328,30 @@ impl Engine {
     /// evidence that everything before it is durable. Does nothing when the active segment is full.
     pub fn append_idle(&self, tail: &mut Tail, idle: bool) {
         const MOST: usize = 64;
+        let fits = |count, payload| {
+            let room = room(frame_bytes(count, payload), count);
+            tail.active.as_ref().is_some_and(|active| active.fits(room))
+        };
+        if !fits(0, 0) {
+            return;
+        }
         let mut releases: Vec<Released> = Vec::new();
         let mut payload = 0;
-        for _ in 0..MOST {
-            let Some(released) = self.released.pop() else { break };
+        while releases.len() < MOST
+            && let Some(released) = self.released.pop()
+        {
+            if !fits(releases.len() + 1, payload + released.fence.len()) {
+                // It rides with a later group.
+                self.released.push(released);
+                break;
+            }
             // The grant of the next holder, which is in the log already, says that this one is over.
             if self.leases.remove_released(released.keyspace.id, &released.fence, released.token) {
                 payload += released.fence.len();
                 releases.push(released);
             }
         }
-        let room = room(frame_bytes(releases.len(), payload), releases.len());
-        let fits = tail.active.as_ref().is_some_and(|active| active.fits(room));
-        if !fits || (releases.is_empty() && !idle) {
-            // A release is a courtesy to the next open; without room for it that open waits a little.
+        if releases.is_empty() && !idle {
             return;
         }
         let mut frame = Frame::begin(tail);

@@ -103,7 +103,9 @@ impl Engine {
     pub fn carry(&self, victims: &[Victim], needed: Option<&HashSet<u64>>, limit: u64) -> Result<usize> {
         // As much at once as users write at once: where they write batches that fill a segment, so does this,
         // for in what is left behind a smaller frame no batch would find room.
-        let most = self.pool.asked_bytes().saturating_sub(2 * HEADER_BYTES).max(CHUNK_BYTES);
+        // But never more than the spares of a full disk hold.
+        let least = CHUNK_BYTES.min(self.pool.usual_bytes() / 4);
+        let most = self.pool.asked_bytes().saturating_sub(2 * HEADER_BYTES).max(least);
         let mut chunk: Vec<Found<'_>> = Vec::new();
         let (mut taken, mut carried) = (0, 0);
         for (at, victim) in victims.iter().enumerate() {
@@ -132,7 +134,7 @@ impl Engine {
     }
 
     /// Without a lock: what is not needed now never will be.
-    fn may_be_needed(&self, op: &OpRef<'_>) -> bool {
+    pub fn may_be_needed(&self, op: &OpRef<'_>) -> bool {
         let Some(keyspace) = self.keyspace_by_id(op.head.keyspace) else { return true };
         let guard = crossbeam_epoch::pin();
         let place = Segments::place(op.at);
@@ -251,7 +253,8 @@ impl Engine {
         let knows = is_state || keyspace.options.scope == Scope::Key;
         let links = Links {
             previous: whole.links.previous.filter(|_| is_version && fate.op.lsn > seen_by_all),
-            fence: (is_state || is_held).then_some(None),
+            fence: (is_state || is_held)
+                .then(|| whole.links.fence.flatten().filter(|_| fate.op.lsn > seen_by_all)),
             last: whole.links.last.filter(|_| knows),
             predecessor: whole.links.predecessor.filter(|_| knows),
             moved: whole.links.moved,

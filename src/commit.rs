@@ -341,10 +341,11 @@ impl Engine {
             SealAt::EndOfFile => filled.listed.bytes,
             SealAt::EndOfFrames => offset + sealed_bytes,
         };
-        self.tail.lock().usage.seal(segment.id, taken);
         committer.before = end;
         events::sealed(&self.dir, segment.id.0, filled.frames, filled.end);
         self.segments.set(Arc::new(sealed_form(segment, filled.end, self.options.read_mode)?));
+        // Behind that: compaction proves what it finds in the table, and an image has no header.
+        self.tail.lock().usage.seal(segment.id, taken);
         self.images.keep(filled.image.clone());
         self.compact_bell.ring();
         Ok(())

@@ -96,6 +96,7 @@ impl Engine {
         if compactor.drained.is_empty() {
             let again = self.is_time_to_look(&mut compactor);
             let chosen = if again { self.choose_carried() } else { self.choose(enough) };
+            let chosen = self.affordable(&chosen)?;
             if !chosen.is_empty() {
                 let deletes = if again { Deletes::LookedUp } else { Deletes::Oldest };
                 freed |= self.round(&mut compactor, &chosen, deletes)?;
@@ -114,6 +115,8 @@ impl Engine {
         let before = self.counters.retired.load(Ordering::Relaxed);
         let bytes_before = self.counters.retired_bytes.load(Ordering::Relaxed);
         self.seal_active()?;
+        // What waited for a snapshot may go by now.
+        self.retire_drained(&mut compactor)?;
         let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
         // The oldest first: then a delete finds what it covers gone.
         all.sort_by_key(|used| used.order);
@@ -121,8 +124,8 @@ impl Engine {
         let most = self.pool.usual_bytes() as u64;
         while compactor.drained.is_empty() && !all.is_empty() {
             let count = first_within(&all, most, 4 * ROUND);
-            let chosen: Vec<SegmentId> = all.drain(..count).map(|used| used.id).collect();
-            self.round(&mut compactor, &chosen, Deletes::LookedUp)?;
+            let first: Vec<Used> = all.drain(..count).collect();
+            self.round(&mut compactor, &self.affordable(&first)?, Deletes::LookedUp)?;
         }
         let waiting = compactor.drained.iter().map(|(segments, _)| segments.len() as u32).sum();
         Ok(Compacted {
@@ -133,7 +136,7 @@ impl Engine {
     }
 
     /// The segments of which the least is needed, while there is enough garbage.
-    fn choose(&self, enough: Litter) -> Vec<SegmentId> {
+    fn choose(&self, enough: Litter) -> Vec<Used> {
         let usual = self.pool.usual_bytes() as u64;
         let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
         let short = |used: &Used| used.sealed.is_some_and(|bytes| (bytes as u64) < usual / 4);
@@ -153,7 +156,7 @@ impl Engine {
             live > 2 * usual
         });
         all.truncate(enough.map_or(ROUND, |at| (at + 1).min(ROUND)));
-        all.iter().map(|used| used.id).collect()
+        all
     }
 
     /// Whether so much was written since that deletes and marks carried on are worth another look.
@@ -171,12 +174,45 @@ impl Engine {
         is_time
     }
 
-    fn choose_carried(&self) -> Vec<SegmentId> {
+    fn choose_carried(&self) -> Vec<Used> {
         let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
         all.retain(|used| used.carried * 4 > used.sealed.unwrap_or(0) as u64);
         all.sort_by_key(|used| used.order);
         all.truncate(ROUND);
-        all.iter().map(|used| used.id).collect()
+        all
+    }
+
+    /// Those of the chosen whose needed ops fit the spares there are, when there will be no others: on a full
+    /// disk half a round would take the room and give nothing back. If none does, the first is tried.
+    fn affordable(&self, chosen: &[Used]) -> Result<Vec<SegmentId>> {
+        let filled: u64 = chosen.iter().map(|used| used.filled).sum();
+        let mut room = self.pool.room_at_hand();
+        let live: u64 = chosen.iter().map(|used| used.live).sum();
+        // While the disk has room a guess is enough: what is missing is made. A full one is asked for more.
+        let is_guess_good = self.pool.trouble().is_none() && live / 4 * 5 <= room;
+        let is_enough = !self.pool.is_low() || is_guess_good || filled <= room || self.pool.add_spare();
+        let mut afforded = Vec::with_capacity(chosen.len());
+        for used in chosen {
+            let needed = if is_enough { 0 } else { self.needed_bytes(used.id)? };
+            if needed <= room {
+                room -= needed;
+                afforded.push(used.id);
+            }
+        }
+        if afforded.is_empty() {
+            afforded.extend(chosen.first().map(|used| used.id));
+        }
+        Ok(afforded)
+    }
+
+    fn needed_bytes(&self, id: SegmentId) -> Result<u64> {
+        let Some((segment, table)) = self.prove(id)? else { return Ok(0) };
+        let victim = Victim { segment, table, is_oldest: false };
+        victim.ops().try_fold(0, |sum, op| {
+            let op = op?;
+            let bytes = op.head.len() as u64 + u64::from(Table::ENTRY_BYTES);
+            Ok(if self.may_be_needed(&op) { sum + bytes } else { sum })
+        })
     }
 
     /// One round: see the top of this file. Says whether it freed anything.

@@ -154,6 +154,20 @@ impl Pool {
         self.ready.lock().len() <= RESERVE
     }
 
+    /// Bytes of frames that surely fit the spares there are, though what is behind the last frame of each
+    /// is lost.
+    pub fn room_at_hand(&self) -> u64 {
+        let usable = |spare: &Spare| u64::from(spare.listed.bytes.saturating_sub(HEADER_BYTES)) * 5 / 8;
+        self.ready.lock().iter().map(usable).sum()
+    }
+
+    /// Makes one more spare, if the disk has room for it.
+    pub fn add_spare(&self) -> bool {
+        let mut list = self.list.lock();
+        let bytes = self.following_bytes(&list);
+        self.make(&mut list, bytes).is_ok()
+    }
+
     /// Makes spares until one is there beyond the reserve.
     pub fn refill(&self) -> Result<()> {
         let mut list = self.list.lock();
