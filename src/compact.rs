@@ -61,7 +61,7 @@ enum Deletes {
 
 /// So much may be garbage, in percent of what is needed, before space is given back; in small stores, so many
 /// segments instead.
-const GARBAGE_PERCENT: u64 = 49;
+const GARBAGE_PERCENT: u64 = 46;
 const GARBAGE_SEGMENTS: u64 = 4;
 /// A segment is not worth a round unless this share of it comes back, in percent.
 const WORTH_PERCENT: u64 = 15;
