@@ -16,6 +16,7 @@ step "form"
 cargo fmt --check
 if [[ -f fuzz/Cargo.toml ]]; then cargo fmt --check --manifest-path fuzz/Cargo.toml; fi
 cargo fmt --check --manifest-path model/Cargo.toml
+cargo fmt --check --manifest-path benches/peers/Cargo.toml
 
 step "clippy, all targets and features; the library without any"
 cargo clippy --locked --all-targets --all-features -- -D warnings

@@ -1,7 +1,7 @@
 //! What steady overwriting costs: 100 000 values of 1 KiB, overwritten 20 times over in batches of 1 000.
 //!
 //! Prints the most bytes that all files took, beside the bytes of keys and values that are needed; the bytes
-//! written, beside those of the user; and how long a durable put of one value takes while compaction runs,
+//! written, zeros of new segments and all, beside those of the user; and how long a durable put of one value takes while compaction runs,
 //! beside the same without. A plain program: nothing here repeats itself often enough for criterion.
 //! `TIDEWALL_ROUNDS` sets how often (default 20).
 
@@ -28,7 +28,7 @@ fn main() {
     }
     let live = KEYS * (16 + VALUE as u64);
     let (mut peak, mut spent, mut overwritten) = (0, Duration::ZERO, 0);
-    let before = written();
+    let before = db.stats().disk_written_bytes;
     while overwritten < rounds * KEYS {
         let mut keys = std::collections::BTreeSet::new();
         while keys.len() < BATCH {
@@ -48,14 +48,18 @@ fn main() {
         ratio(peak, live),
         ratio(disk_bytes(&path), live)
     );
-    if let (Some(before), Some(after)) = (before, written()) {
-        println!("written / user bytes     {:.3}  (process, all files)", ratio(after - before, user));
-    }
+    let written = stats.disk_written_bytes - before;
     println!(
-        "frames written / user    {:.3}  (of which carried {:.3})",
-        ratio(stats.written_bytes, user + live),
+        "written / user bytes     {:.3}  (of which carried {:.3})",
+        ratio(written, user),
         ratio(stats.carried_bytes, user)
     );
+    println!(
+        "needed, garbage / live   {:.3}, {:.3}",
+        ratio(stats.live_bytes, live),
+        ratio(stats.garbage_bytes, live)
+    );
+    println!("segments, spares         {}, {}", stats.segments, stats.spares);
     println!("segments retired         {}", stats.retired_segments);
     rows_latency(&db, &rows, &mut random, "while compaction runs");
     db.close().expect("closes");
@@ -104,11 +108,4 @@ fn ratio(a: u64, b: u64) -> f64 {
 fn disk_bytes(path: &Path) -> u64 {
     let files = std::fs::read_dir(path).expect("there").flatten();
     files.filter_map(|file| Some(file.metadata().ok()?.len())).sum()
-}
-
-/// Bytes that this process has had written, where the system counts them.
-fn written() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/io").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("write_bytes: "))?;
-    line.trim().parse().ok()
 }

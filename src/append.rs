@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::fence::{self, FenceState};
 use crate::format::frame::{BodySum, FRAME_HEADER_BYTES};
 use crate::format::header::SEAL_BYTES;
-use crate::format::op::{self, MAX_OVERHEAD, Site};
+use crate::format::op::{self, MAX_OVERHEAD, NUMBERED_OVERHEAD, Site};
 use crate::format::salt::Salt;
 use crate::format::{FRAME_ALIGN, HEADER_BYTES};
 use crate::log::guard::Pins;
@@ -35,6 +35,16 @@ pub(crate) fn room(frame_bytes: usize, ops: usize) -> u32 {
 /// The most bytes that `ops` with so many bytes of keys and values take as a frame.
 pub(crate) fn frame_bytes(ops: usize, payload: usize) -> usize {
     FRAME_HEADER_BYTES + ops * MAX_OVERHEAD + payload
+}
+
+impl Write<'_> {
+    /// The room that it needs in a segment. Less where no operation was ever numbered: then that may be so no
+    /// more when it is appended, and it has to be asked again.
+    pub fn room(&self) -> u32 {
+        let plain = self.op.is_none() && !self.fences.iter().any(|fence| fence.keyspace.numbers_ops());
+        let less = if plain { self.changes.len() * NUMBERED_OVERHEAD } else { 0 };
+        room(self.bytes - less, self.changes.len())
+    }
 }
 
 /// What a batch of `ops` takes of a segment at most: its frame and its share of the key table.
@@ -176,6 +186,9 @@ impl Engine {
         // Everything that can fail is looked up first.
         self.find_versions(work, write, guard)?;
         let lsn = tail.next;
+        if write.op.is_some() {
+            write.fences.iter().for_each(|fence| fence.keyspace.note_numbered());
+        }
         work.carriers.clear();
         work.carriers.resize(write.fences.len(), None);
         work.places.clear();
@@ -315,20 +328,30 @@ impl Engine {
     /// evidence that everything before it is durable. Does nothing when the active segment is full.
     pub fn append_idle(&self, tail: &mut Tail, idle: bool) {
         const MOST: usize = 64;
+        let fits = |count, payload| {
+            let room = room(frame_bytes(count, payload), count);
+            tail.active.as_ref().is_some_and(|active| active.fits(room))
+        };
+        if !fits(0, 0) {
+            return;
+        }
         let mut releases: Vec<Released> = Vec::new();
         let mut payload = 0;
-        for _ in 0..MOST {
-            let Some(released) = self.released.pop() else { break };
+        while releases.len() < MOST
+            && let Some(released) = self.released.pop()
+        {
+            if !fits(releases.len() + 1, payload + released.fence.len()) {
+                // It rides with a later group.
+                self.released.push(released);
+                break;
+            }
             // The grant of the next holder, which is in the log already, says that this one is over.
             if self.leases.remove_released(released.keyspace.id, &released.fence, released.token) {
                 payload += released.fence.len();
                 releases.push(released);
             }
         }
-        let room = room(frame_bytes(releases.len(), payload), releases.len());
-        let fits = tail.active.as_ref().is_some_and(|active| active.fits(room));
-        if !fits || (releases.is_empty() && !idle) {
-            // A release is a courtesy to the next open; without room for it that open waits a little.
+        if releases.is_empty() && !idle {
             return;
         }
         let mut frame = Frame::begin(tail);

@@ -19,6 +19,7 @@ use crate::append::{Frame, frame_bytes, room};
 use crate::engine::{Engine, KeyspaceState, Tail};
 use crate::error::Result;
 use crate::fence::Floor;
+use crate::format::HEADER_BYTES;
 use crate::log::pool::Need;
 use crate::log::scan::Table;
 use crate::log::segment::{OpRef, Segment, Segments};
@@ -49,6 +50,13 @@ impl Victim {
             None => Err(self.segment.corrupt(0, "the key table points nowhere")),
         })
     }
+}
+
+/// The room that a frame of so many ops needs, which took so many bytes where they lie: carried, each has its own
+/// lsn as well, and its link back is longer.
+fn chunk_room(ops: usize, bytes: usize) -> u32 {
+    const MORE: usize = 10 + 8;
+    room(frame_bytes(0, bytes + ops * MORE), ops)
 }
 
 /// The fence whose state an op may be.
@@ -82,34 +90,51 @@ struct Fate<'a> {
     carried: Option<Op<'a>>,
 }
 
-/// About so many bytes are carried in one frame: they ride with a group, whose writers wait for them.
-const CHUNK_BYTES: usize = 32 << 10;
+/// At least so many bytes are carried in one frame: they ride with a group, whose writers wait for them.
+const CHUNK_BYTES: u32 = 32 << 10;
+
+/// An op with its segment.
+type Found<'a> = (&'a Victim, OpRef<'a>);
 
 impl Engine {
-    /// Carries what is needed of a segment to the end of the log. `needed`: the hashes of keys whose delete
-    /// must stay, if that was looked up; else only the oldest segment lets its deletes go.
-    pub fn carry(&self, victim: &Victim, needed: Option<&HashSet<u64>>) -> Result<()> {
-        let mut chunk = Vec::new();
-        let mut payload = 0;
-        for op in victim.ops() {
-            let op = op?;
-            if !self.may_be_needed(&op) {
-                continue;
-            }
-            victim.segment.check_value(&op)?;
-            payload += op.key().len() + op.value().len();
-            chunk.push(op);
-            if payload + frame_bytes(chunk.len(), 0) >= CHUNK_BYTES {
-                self.carry_chunk(victim, &chunk, payload, needed)?;
-                chunk.clear();
-                payload = 0;
+    /// Carries what is needed of segments to the end of the log. `needed`: the hashes of keys whose delete
+    /// must stay, if that was looked up; else only the oldest segment lets its deletes go. Stops behind the frame
+    /// that makes it `limit` bytes; answers how many segments hold nothing needed any more.
+    pub fn carry(&self, victims: &[Victim], needed: Option<&HashSet<u64>>, limit: u64) -> Result<usize> {
+        // As much at once as users write at once: where they write batches that fill a segment, so does this,
+        // for in what is left behind a smaller frame no batch would find room.
+        // But never more than the spares of a full disk hold.
+        let least = CHUNK_BYTES.min(self.pool.usual_bytes() / 4);
+        let most = self.pool.asked_bytes().saturating_sub(2 * HEADER_BYTES).max(least);
+        let mut chunk: Vec<Found<'_>> = Vec::new();
+        let (mut taken, mut carried) = (0, 0);
+        for (at, victim) in victims.iter().enumerate() {
+            for op in victim.ops() {
+                let op = op?;
+                if !self.may_be_needed(&op) {
+                    continue;
+                }
+                victim.segment.check_value(&op)?;
+                let bytes = op.head.len() as usize;
+                if !chunk.is_empty() && chunk_room(chunk.len() + 1, taken + bytes) > most {
+                    self.carry_chunk(&chunk, taken, needed)?;
+                    carried += taken as u64;
+                    if carried >= limit {
+                        return Ok(at);
+                    }
+                    chunk.clear();
+                    taken = 0;
+                }
+                taken += bytes;
+                chunk.push((victim, op));
             }
         }
-        self.carry_chunk(victim, &chunk, payload, needed)
+        self.carry_chunk(&chunk, taken, needed)?;
+        Ok(victims.len())
     }
 
     /// Without a lock: what is not needed now never will be.
-    fn may_be_needed(&self, op: &OpRef<'_>) -> bool {
+    pub fn may_be_needed(&self, op: &OpRef<'_>) -> bool {
         let Some(keyspace) = self.keyspace_by_id(op.head.keyspace) else { return true };
         let guard = crossbeam_epoch::pin();
         let place = Segments::place(op.at);
@@ -124,24 +149,18 @@ impl Engine {
         }
     }
 
-    fn carry_chunk(
-        &self,
-        victim: &Victim,
-        ops: &[OpRef<'_>],
-        payload: usize,
-        needed: Option<&HashSet<u64>>,
-    ) -> Result<()> {
+    fn carry_chunk(&self, ops: &[Found<'_>], bytes: usize, needed: Option<&HashSet<u64>>) -> Result<()> {
         if ops.is_empty() {
             return Ok(());
         }
-        let room = room(frame_bytes(ops.len(), payload), ops.len());
+        let room = chunk_room(ops.len(), bytes);
         let (lsn, group) = self.with_room(room, Need::Compaction, |tail| -> Result<_> {
             let guard = crossbeam_epoch::pin();
             // Nobody will look further back than this any more.
             let seen_by_all = self.snapshots.oldest(self.progress.durable());
             let fates: Result<Vec<Fate<'_>>> = ops
                 .iter()
-                .map(|op| self.fate(tail, op, victim.is_oldest, needed, seen_by_all, &guard))
+                .map(|(victim, op)| self.fate(tail, op, victim.is_oldest, needed, seen_by_all, &guard))
                 .collect();
             self.settle_fates(tail, fates?);
             Ok((tail.last(), tail.group_of(tail.last())))
@@ -234,7 +253,8 @@ impl Engine {
         let knows = is_state || keyspace.options.scope == Scope::Key;
         let links = Links {
             previous: whole.links.previous.filter(|_| is_version && fate.op.lsn > seen_by_all),
-            fence: (is_state || is_held).then_some(None),
+            fence: (is_state || is_held)
+                .then(|| whole.links.fence.flatten().filter(|_| fate.op.lsn > seen_by_all)),
             last: whole.links.last.filter(|_| knows),
             predecessor: whole.links.predecessor.filter(|_| knows),
             moved: whole.links.moved,

@@ -8,7 +8,6 @@
 //! Read next: `recover.rs`, the same road backwards.
 
 use crate::admit::{ChangeKind, Refused, Write};
-use crate::append::room;
 use crate::engine::{Committer, Cursor, Engine, Filled, KeyspaceState, PoisonOnPanic, Tail};
 use crate::error::{Error, Result};
 use crate::events;
@@ -44,11 +43,19 @@ impl Engine {
         }
         let frees_space = write.changes.iter().all(|change| change.kind != ChangeKind::Put);
         let need = if frees_space { Need::Privileged } else { Need::Ordinary };
-        let room = room(write.bytes, write.changes.len());
-        self.with_room(room, need, |tail| {
-            let judged = self.judge_and_append(tail, write);
-            self.answer(tail, judged)
-        })
+        loop {
+            let room = write.room();
+            let answer = self.with_room(room, need, |tail| {
+                if write.room() > room {
+                    return None;
+                }
+                let judged = self.judge_and_append(tail, write);
+                Some(self.answer(tail, judged))
+            })?;
+            if let Some(answer) = answer {
+                return Ok(answer);
+            }
+        }
     }
 
     /// The check and the mutation, at one point in the order: under the tail lock.
@@ -306,6 +313,7 @@ impl Engine {
         };
         let (bytes, checksum) = header.encode(piece.segment.salt);
         piece.segment.file.write_all_at(&bytes, 0)?;
+        self.counters.sealing.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         piece.segment.file.sync_data()?;
         Ok(Cursor { segment: piece.segment.clone(), offset: HEADER_BYTES, checksum })
     }
@@ -323,6 +331,7 @@ impl Engine {
         };
         let bytes = seal_bytes(segment.salt, end, filled.frames, filled.counter, &filled.table, offset);
         segment.file.write_all_at(&bytes, offset as u64)?;
+        self.counters.sealing.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         segment.file.sync_data()?;
         if at == SealAt::EndOfFrames {
             segment.file.set_len((offset + sealed_bytes) as u64)?;
@@ -332,10 +341,11 @@ impl Engine {
             SealAt::EndOfFile => filled.listed.bytes,
             SealAt::EndOfFrames => offset + sealed_bytes,
         };
-        self.tail.lock().usage.seal(segment.id, taken);
         committer.before = end;
         events::sealed(&self.dir, segment.id.0, filled.frames, filled.end);
         self.segments.set(Arc::new(sealed_form(segment, filled.end, self.options.read_mode)?));
+        // Behind that: compaction proves what it finds in the table, and an image has no header.
+        self.tail.lock().usage.seal(segment.id, taken);
         self.images.keep(filled.image.clone());
         self.compact_bell.ring();
         Ok(())

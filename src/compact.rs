@@ -19,11 +19,11 @@ use crate::carry::Victim;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::events;
-use crate::format::header::Listed;
 use crate::log::pool::Need;
 use crate::log::scan::Table;
 use crate::log::segment::{Segment, Segments};
 use crate::log::usage::Used;
+use crate::space::Compactor;
 use crate::sync::{Arc, Ordering};
 use crate::types::{Lsn, SegmentId};
 use std::thread;
@@ -40,25 +40,14 @@ pub struct Compacted {
     pub waiting: u32,
 }
 
-/// What compaction is in the middle of.
-#[derive(Default)]
-pub(crate) struct Compactor {
-    /// Segments out of which everything was carried, by what was appended last then.
-    drained: Vec<(Vec<SegmentId>, Lsn)>,
-    /// Struck out of the list; somebody may still read them.
-    retired: Vec<(Listed, Arc<Segment>)>,
-    /// How much had been appended when carried deletes and marks were last looked at again.
-    looked_at: u64,
-}
-
 /// How much garbage there is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Litter {
     Little,
+    /// Space will be given back soon: a write that finds no spare rather does so now than take more.
+    Some,
     /// It is time to give space back.
     Much,
-    /// Writes wait for that instead of taking more.
-    TooMuch,
 }
 
 /// The deletes that may go.
@@ -70,13 +59,10 @@ enum Deletes {
     LookedUp,
 }
 
-/// So much may be garbage, in percent of what is needed, before space is given back; and so much more before
-/// a write waits for that.
-const GARBAGE_PERCENT: u64 = 40;
-const WAIT_PERCENT: u64 = 4;
-/// In small stores, so many segments instead.
+/// So much may be garbage, in percent of what is needed, before space is given back; in small stores, so many
+/// segments instead.
+const GARBAGE_PERCENT: u64 = 46;
 const GARBAGE_SEGMENTS: u64 = 4;
-const WAIT_SEGMENTS: u64 = 2;
 /// A segment is not worth a round unless this share of it comes back, in percent.
 const WORTH_PERCENT: u64 = 15;
 /// Segments of one round: more cost fewer syncs, and hold back more space meanwhile.
@@ -91,11 +77,10 @@ impl Engine {
         let tail = self.tail.lock();
         let (live, garbage) = (tail.usage.live(), tail.usage.garbage());
         drop(tail);
-        let soft = (live * GARBAGE_PERCENT / 100).max(GARBAGE_SEGMENTS * segment);
-        let hard = soft + (live * WAIT_PERCENT / 100).max(WAIT_SEGMENTS * segment);
+        let much = (live * GARBAGE_PERCENT / 100).max(GARBAGE_SEGMENTS * segment);
         match garbage {
-            _ if garbage > hard => Litter::TooMuch,
-            _ if garbage > soft => Litter::Much,
+            _ if garbage > much => Litter::Much,
+            _ if garbage > much / 8 * 7 => Litter::Some,
             _ => Litter::Little,
         }
     }
@@ -104,19 +89,19 @@ impl Engine {
     ///
     /// # Errors
     /// No room to carry anything, a failed disk, or damage: the segment that holds it is left alone.
-    pub fn compact_some(&self) -> Result<bool> {
+    pub fn compact_some(&self, enough: Litter) -> Result<bool> {
         let mut compactor = self.compactor.lock();
         self.check_open()?;
         let mut freed = self.retire_drained(&mut compactor)?;
         if compactor.drained.is_empty() {
             let again = self.is_time_to_look(&mut compactor);
-            let chosen = if again { self.choose_carried() } else { self.choose() };
+            let chosen = if again { self.choose_carried() } else { self.choose(enough) };
+            let chosen = self.affordable(&chosen)?;
             if !chosen.is_empty() {
                 let deletes = if again { Deletes::LookedUp } else { Deletes::Oldest };
                 freed |= self.round(&mut compactor, &chosen, deletes)?;
             }
         }
-        self.reclaim(&mut compactor, false);
         Ok(freed)
     }
 
@@ -130,6 +115,8 @@ impl Engine {
         let before = self.counters.retired.load(Ordering::Relaxed);
         let bytes_before = self.counters.retired_bytes.load(Ordering::Relaxed);
         self.seal_active()?;
+        // What waited for a snapshot may go by now.
+        self.retire_drained(&mut compactor)?;
         let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
         // The oldest first: then a delete finds what it covers gone.
         all.sort_by_key(|used| used.order);
@@ -137,10 +124,9 @@ impl Engine {
         let most = self.pool.usual_bytes() as u64;
         while compactor.drained.is_empty() && !all.is_empty() {
             let count = first_within(&all, most, 4 * ROUND);
-            let chosen: Vec<SegmentId> = all.drain(..count).map(|used| used.id).collect();
-            self.round(&mut compactor, &chosen, Deletes::LookedUp)?;
+            let first: Vec<Used> = all.drain(..count).collect();
+            self.round(&mut compactor, &self.affordable(&first)?, Deletes::LookedUp)?;
         }
-        self.reclaim(&mut compactor, true);
         let waiting = compactor.drained.iter().map(|(segments, _)| segments.len() as u32).sum();
         Ok(Compacted {
             segments: (self.counters.retired.load(Ordering::Relaxed) - before) as u32,
@@ -149,22 +135,28 @@ impl Engine {
         })
     }
 
-    /// The segments of which the least is needed, while there is much garbage.
-    fn choose(&self) -> Vec<SegmentId> {
+    /// The segments of which the least is needed, while there is enough garbage.
+    fn choose(&self, enough: Litter) -> Vec<Used> {
         let usual = self.pool.usual_bytes() as u64;
         let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
         let short = |used: &Used| used.sealed.is_some_and(|bytes| (bytes as u64) < usual / 4);
         if all.iter().filter(|used| short(used)).count() >= SHORT_ONES {
             all.retain(short);
-        } else if self.litter() == Litter::Little {
+        } else if self.litter() < enough {
             return Vec::new();
         } else {
             all.retain(|used| used.garbage() * 100 >= used.filled * WORTH_PERCENT);
         }
-        let needed = |used: &Used| used.live * 1000 / used.filled.max(1);
-        all.sort_by_key(|used| (needed(used), used.order));
-        all.truncate(first_within(&all, usual / 2, ROUND));
-        all.iter().map(|used| used.id).collect()
+        // The least carried for what comes back.
+        let cost = |used: &Used| used.live * 1000 / used.sealed.unwrap_or(1).max(1) as u64;
+        all.sort_by_key(|used| (cost(used), used.order));
+        let mut live = 0;
+        let enough = all.iter().position(|used| {
+            live += used.live;
+            live > 2 * usual
+        });
+        all.truncate(enough.map_or(ROUND, |at| (at + 1).min(ROUND)));
+        all
     }
 
     /// Whether so much was written since that deletes and marks carried on are worth another look.
@@ -182,17 +174,56 @@ impl Engine {
         is_time
     }
 
-    fn choose_carried(&self) -> Vec<SegmentId> {
+    fn choose_carried(&self) -> Vec<Used> {
         let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
         all.retain(|used| used.carried * 4 > used.sealed.unwrap_or(0) as u64);
         all.sort_by_key(|used| used.order);
         all.truncate(ROUND);
-        all.iter().map(|used| used.id).collect()
+        all
+    }
+
+    /// Those of the chosen whose needed ops fit the spares there are, when there will be no others: on a full
+    /// disk half a round would take the room and give nothing back. If none does, the first is tried.
+    fn affordable(&self, chosen: &[Used]) -> Result<Vec<SegmentId>> {
+        let filled: u64 = chosen.iter().map(|used| used.filled).sum();
+        let mut room = self.pool.room_at_hand();
+        let live: u64 = chosen.iter().map(|used| used.live).sum();
+        // While the disk has room a guess is enough: what is missing is made. A full one is asked for more.
+        let is_guess_good = self.pool.trouble().is_none() && live / 4 * 5 <= room;
+        let is_enough = !self.pool.is_low() || is_guess_good || filled <= room || self.pool.add_spare();
+        let mut afforded = Vec::with_capacity(chosen.len());
+        for used in chosen {
+            let needed = if is_enough { 0 } else { self.needed_bytes(used.id)? };
+            if needed <= room {
+                room -= needed;
+                afforded.push(used.id);
+            }
+        }
+        if afforded.is_empty() {
+            afforded.extend(chosen.first().map(|used| used.id));
+        }
+        Ok(afforded)
+    }
+
+    fn needed_bytes(&self, id: SegmentId) -> Result<u64> {
+        let Some((segment, table)) = self.prove(id)? else { return Ok(0) };
+        let victim = Victim { segment, table, is_oldest: false };
+        victim.ops().try_fold(0, |sum, op| {
+            let op = op?;
+            let bytes = op.head.len() as u64 + u64::from(Table::ENTRY_BYTES);
+            Ok(if self.may_be_needed(&op) { sum + bytes } else { sum })
+        })
     }
 
     /// One round: see the top of this file. Says whether it freed anything.
     fn round(&self, compactor: &mut Compactor, chosen: &[SegmentId], deletes: Deletes) -> Result<bool> {
-        let victims = self.victims(chosen)?;
+        // What is carried fills what it is carried to: so the last one may be left half done, and its deletes
+        // wait for the next round.
+        let limit = match deletes {
+            Deletes::Oldest => self.pool.usual_bytes() as u64 / 16 * 28,
+            Deletes::LookedUp => u64::MAX,
+        };
+        let victims = self.victims(chosen, deletes)?;
         if victims.is_empty() {
             return Ok(false);
         }
@@ -201,11 +232,9 @@ impl Engine {
             Deletes::Oldest => None,
             Deletes::LookedUp => Some(self.needed_deletes(&victims, &self.others(chosen)?)?),
         };
-        for victim in &victims {
-            self.carry(victim, needed.as_ref())?;
-        }
+        let done = self.carry(&victims, needed.as_ref(), limit)?;
         let end = self.sync_behind()?;
-        let ids: Vec<SegmentId> = victims.iter().map(Victim::id).collect();
+        let ids: Vec<SegmentId> = victims.iter().take(done).map(Victim::id).collect();
         let mut tail = self.tail.lock();
         ids.iter().filter_map(|&id| Some(tail.usage.of(id)?.is_done = true)).count();
         drop(tail);
@@ -217,12 +246,14 @@ impl Engine {
 
     /// The chosen segments, proven. One that is damaged is left alone from now on: it is for `verify` and
     /// `salvage`, and reading it says so too.
-    fn victims(&self, chosen: &[SegmentId]) -> Result<Vec<Victim>> {
+    fn victims(&self, chosen: &[SegmentId], deletes: Deletes) -> Result<Vec<Victim>> {
         let mut victims = Vec::with_capacity(chosen.len());
-        for &id in chosen {
+        let certain = chosen.len() - usize::from(deletes == Deletes::Oldest);
+        for (at, &id) in chosen.iter().enumerate() {
             match self.prove(id) {
                 Ok(Some((segment, table))) => {
-                    victims.push(Victim { segment, table, is_oldest: self.is_oldest(id, chosen) })
+                    let is_oldest = at < certain && self.is_oldest(id, &chosen[..certain]);
+                    victims.push(Victim { segment, table, is_oldest })
                 }
                 Ok(None) => {}
                 Err(error) => {
@@ -298,16 +329,15 @@ impl Engine {
             compactor.drained.remove(0);
             freed = true;
         }
-        // Without threads nobody comes back to it.
-        self.reclaim(compactor, !self.options.background);
+        self.reclaim(compactor);
         Ok(freed)
     }
 
     /// Uses again, or removes, the files of retired segments that nobody reads any more. A file that a value
     /// points into is removed at once: its bytes stay for as long as that value.
-    fn reclaim(&self, compactor: &mut Compactor, patiently: bool) {
-        const TRIES: usize = 100;
-        for (listed, mut segment) in std::mem::take(&mut compactor.retired) {
+    fn reclaim(&self, compactor: &mut Compactor) {
+        const TRIES: usize = 50;
+        for (listed, segment) in std::mem::take(&mut compactor.retired) {
             if self.options.entropy.is_seeded() && !self.options.background && segment.pins.pinned() == 0 {
                 // One thread, which is here: what an epoch still holds, nobody reads.
                 let file = segment.file.clone();
@@ -315,7 +345,7 @@ impl Engine {
                 drop(self.pool.recycle(listed, file));
                 continue;
             }
-            for _ in 0..if patiently { TRIES } else { 1 } {
+            for _ in 0..TRIES {
                 crossbeam_epoch::pin().flush();
                 if segment.pins.pinned() > 0 || Arc::strong_count(&segment) == 1 {
                     break;
@@ -325,9 +355,9 @@ impl Engine {
             match Arc::try_unwrap(segment) {
                 // A spare less is made by `provide` when it is missed.
                 Ok(Segment { file, .. }) => drop(self.pool.recycle(listed, file)),
-                Err(read) if !patiently && read.pins.pinned() == 0 => {
-                    segment = read;
-                    compactor.retired.push((listed, segment));
+                // Without threads nobody comes back to it.
+                Err(read) if self.options.background && read.pins.pinned() == 0 => {
+                    compactor.retired.push((listed, read));
                 }
                 Err(_) => self.pool.remove(listed),
             }
@@ -350,22 +380,22 @@ impl Engine {
     /// For a write that found no spare: gives space back where the store takes too much, else makes one.
     pub fn make_room(&self, bytes: u32, need: Need) -> Result<()> {
         let may_compact = need != Need::Compaction && self.options.compaction;
-        if may_compact && self.litter() == Litter::TooMuch && self.compact_for_room()? {
+        if may_compact && self.litter() >= Litter::Some && self.compact_for_room(Litter::Some)? {
             return Ok(());
         }
         let provided = self.pool.provide(bytes, need);
         self.check_list();
         match provided {
             // The disk is full: what is no longer needed makes room.
-            Err(Error::NoSpace { .. }) if may_compact && self.compact_for_room()? => Ok(()),
+            Err(Error::NoSpace { .. }) if may_compact && self.compact_for_room(Litter::Little)? => Ok(()),
             provided => provided,
         }
     }
 
     /// Whether a round gave a segment back. Why it did not is for whoever asks for compaction itself, unless
     /// nothing can be written any more.
-    fn compact_for_room(&self) -> Result<bool> {
-        match self.compact_some() {
+    fn compact_for_room(&self, enough: Litter) -> Result<bool> {
+        match self.compact_some(enough) {
             Err(error) if self.cause.get().is_some() => Err(error),
             freed => Ok(freed.unwrap_or(false)),
         }

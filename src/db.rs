@@ -5,7 +5,7 @@
 use crate::append::{frame_bytes, room};
 use crate::batch::Batch;
 use crate::commit::{Answer, SealAt, sealed_short_bytes};
-use crate::compact::{Compacted, Compactor, Litter};
+use crate::compact::{Compacted, Litter};
 use crate::engine::{Committer, Engine, KeyspaceState, PoisonOnPanic, Tail, Work};
 use crate::error::{Error, Result};
 use crate::events;
@@ -23,6 +23,7 @@ use crate::op::{KeyspaceValue, Kind, Links, Op, check_keyspace_name};
 use crate::options::{KeyspaceOptions, Options, Tokens};
 use crate::recover::{OpenReport, Recovered, recover};
 use crate::snapshot::Snapshots;
+use crate::space::Compactor;
 use crate::stats::{Counters, Health, Stats};
 use crate::storage::{Access, Disk, Storage};
 use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
@@ -640,7 +641,7 @@ fn run_spares(engine: &Engine, stop: &AtomicBool) {
     let _guard = PoisonOnPanic::new(engine);
     while !stop.load(Ordering::Acquire) {
         // A full disk is told to the write that needs a spare and finds none; it asks again itself.
-        if !engine.options.compaction || engine.litter() != Litter::TooMuch {
+        if !engine.options.compaction || engine.litter() == Litter::Little {
             let _ = engine.pool.refill();
         }
         engine.check_list();
@@ -663,7 +664,7 @@ fn run_compactor(engine: &Engine, _: &AtomicBool) {
     let _guard = PoisonOnPanic::new(engine);
     while !engine.closed.load(Ordering::Acquire) {
         // What fails is tried again when the next segment is sealed; a write that needs the space is told.
-        let done = engine.compact_some();
+        let done = engine.compact_some(Litter::Much);
         engine.note_compaction(&done);
         let more = done.unwrap_or(false);
         if more {

@@ -9,14 +9,12 @@
 //!
 //! Read next: `commit.rs`.
 
-use crate::compact::Compactor;
 use crate::error::{Cause, Error, Result};
 use crate::events;
-use crate::fence::{FenceState, Floor, Rule, is_fenced, last_op, mark};
-use crate::fold::Afterlife;
+use crate::fence::{FenceState, Floor, is_fenced, last_op, mark};
 use crate::format::header::{End, Listed};
 use crate::group_commit::{Doorbell, Progress};
-use crate::index::{OrderedKeys, Slots, SlotsWriter, name_hash};
+use crate::index::{Slots, SlotsWriter, name_hash};
 use crate::lease::Bell;
 use crate::lease_table::LeaseTable;
 use crate::log::image::{Appender, Image, Images};
@@ -25,8 +23,10 @@ use crate::log::scan::Table;
 use crate::log::segment::{OpRef, Segment, Segments};
 use crate::log::usage::{Usage, Weight};
 use crate::op::{Class, Kind};
-use crate::options::{KeyspaceOptions, Options, Scope};
+use crate::options::{Options, Scope};
 use crate::snapshot::Snapshots;
+pub(crate) use crate::space::KeyspaceState;
+use crate::space::{Afterlife, Compactor};
 use crate::stats::Counters;
 use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
 use crate::types::{Excerpt, KeyspaceId, Location, Lsn, Token};
@@ -37,122 +37,6 @@ use crossbeam_queue::SegQueue;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::OnceLock;
-
-/// One keyspace in memory.
-#[derive(Debug)]
-pub(crate) struct KeyspaceState {
-    pub id: KeyspaceId,
-    pub name: String,
-    pub options: KeyspaceOptions,
-    /// Every key that is present at some lsn a reader may still ask for, and perhaps more.
-    pub keys: OrderedKeys,
-    raised: FloorCell,
-    folded: FloorCell,
-    highest: AtomicU64,
-    closed: AtomicBool,
-    /// Some op stands in the index under the name of a fence. Set (Release) before the first one is, so
-    /// whoever loads `false` (Acquire) need not look: a keyspace of external tokens may never have one.
-    names_fences: AtomicBool,
-}
-
-impl KeyspaceState {
-    pub fn new(id: KeyspaceId, name: String, options: KeyspaceOptions, closed: bool) -> Self {
-        KeyspaceState {
-            id,
-            name,
-            options,
-            keys: OrderedKeys::default(),
-            raised: FloorCell::default(),
-            folded: FloorCell::default(),
-            highest: AtomicU64::new(0),
-            closed: AtomicBool::new(closed),
-            names_fences: AtomicBool::new(false),
-        }
-    }
-
-    /// The fence of a key, by the scope.
-    pub fn fence_of<'k>(&self, key: &'k [u8]) -> &'k [u8] {
-        &key[..self.options.scope.fence_len(key)]
-    }
-
-    pub fn floor_appended(&self) -> Floor {
-        let read = |cell: &FloorCell| cell.appended.load(Ordering::Acquire);
-        Floor { raised: read(&self.raised), folded: read(&self.folded) }
-    }
-
-    /// The lsn that an answer rests on which shows the floor.
-    pub fn floor_lsn(&self) -> Lsn {
-        let read = |cell: &FloorCell| Lsn::new(cell.lsn.load(Ordering::Acquire));
-        read(&self.raised).max(read(&self.folded))
-    }
-
-    /// Whether this op, which raised the floor once, is what holds it up now.
-    pub fn holds_floor(&self, floor: Floor, lsn: Lsn) -> bool {
-        let cell = if floor.folded > 0 { &self.folded } else { &self.raised };
-        cell.lsn.load(Ordering::Acquire) == lsn.get()
-    }
-
-    pub fn floor_durable(&self) -> Floor {
-        let read = |cell: &FloorCell| cell.durable.load(Ordering::Acquire);
-        Floor { raised: read(&self.raised), folded: read(&self.folded) }
-    }
-
-    /// Under the tail lock. Upholds F2: a floor only rises. Of two equal ones the newer counts: it may have
-    /// opened a restored keyspace.
-    pub fn raise_floor(&self, floor: Floor, lsn: Lsn) {
-        for (cell, token) in [(&self.raised, floor.raised), (&self.folded, floor.folded)] {
-            let known = (cell.appended.load(Ordering::Acquire), cell.lsn.load(Ordering::Acquire));
-            if token > 0 && (token, lsn.get()) > known {
-                cell.appended.store(token, Ordering::Release);
-                cell.lsn.store(lsn.get(), Ordering::Release);
-            }
-        }
-    }
-
-    /// After the sync that made it durable.
-    pub fn publish_floor(&self, floor: Floor) {
-        self.raised.durable.fetch_max(floor.raised, Ordering::AcqRel);
-        self.folded.durable.fetch_max(floor.folded, Ordering::AcqRel);
-    }
-
-    pub fn admitted(&self, token: u64) {
-        self.highest.fetch_max(token, Ordering::Relaxed);
-    }
-
-    pub fn rule(&self) -> Rule {
-        Rule {
-            tokens: self.options.tokens,
-            jump_cap: self.options.jump_cap,
-            highest: self.highest.load(Ordering::Relaxed),
-        }
-    }
-
-    /// An op is about to be found under the name of a fence.
-    pub fn note_fence(&self) {
-        if !self.names_fences.load(Ordering::Relaxed) {
-            self.names_fences.store(true, Ordering::Release);
-        }
-    }
-
-    pub fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
-    }
-
-    pub fn set_closed(&self, closed: bool) {
-        self.closed.store(closed, Ordering::Release);
-    }
-}
-
-/// One of the two ways in which a floor rises.
-#[derive(Debug, Default)]
-struct FloorCell {
-    /// Changed under the tail lock.
-    appended: AtomicU64,
-    /// Of the op that raised it there.
-    lsn: AtomicU64,
-    /// Follows `appended` when that is on disk; never ahead of the disk.
-    durable: AtomicU64,
-}
 
 /// The end of the log in memory, behind the tail lock.
 pub(crate) struct Tail {
@@ -429,7 +313,7 @@ impl Engine {
         when: When,
         guard: &Guard,
     ) -> Result<FenceView> {
-        let newest = if keyspace.names_fences.load(Ordering::Acquire) {
+        let newest = if keyspace.names_fences() {
             self.newest(keyspace, Class::Fence, name, hash, guard)?
         } else {
             None

@@ -18,19 +18,11 @@ use crate::log::pool::Need;
 use crate::log::segment::{OpRef, Segments};
 use crate::op::{Class, Kind};
 use crate::options::{Scope, Tokens};
+use crate::space::Afterlife;
 use crate::sync::{Arc, Ordering};
 use crate::types::{KeyspaceId, Token, Ttl};
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
-
-/// A grant from before the open: its holder may still be at work until `until`.
-#[derive(Debug)]
-pub(crate) struct Afterlife {
-    pub keyspace: KeyspaceId,
-    pub fence: Box<[u8]>,
-    pub token: Token,
-    pub until: u64,
-}
 
 impl Engine {
     /// Raises the floors over the marks in `victims` that nobody needs, durably.

@@ -8,9 +8,9 @@
 use crate::engine::{Engine, When};
 use crate::error::Result;
 use crate::fence::is_fenced;
-use crate::fold::Afterlife;
 use crate::lease::{Grant, Terms};
 use crate::op::{Class, GrantValue};
+use crate::space::Afterlife;
 use crate::sync::Arc;
 use crate::types::{KeyspaceId, Token, Ttl};
 use std::collections::BTreeMap;

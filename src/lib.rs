@@ -47,12 +47,13 @@ mod log;
 // Engine: the verbs, and the locks.
 mod stats;
 mod snapshot;
+mod space;
 mod engine;
 mod admit;
 mod append;
 mod commit;
-mod fold;
 mod carry;
+mod fold;
 mod compact;
 mod grant;
 mod hand_over;

@@ -22,6 +22,11 @@ impl Engine {
     /// Counters and sizes.
     pub fn stats(&self) -> Stats {
         let (segments, spares) = self.pool.segments();
+        let copied = self.counters.copy();
+        let (live_bytes, garbage_bytes) = {
+            let tail = self.tail.lock();
+            (tail.usage.live(), tail.usage.garbage())
+        };
         let (pinned_values, pinned_bytes) = self.segments.pinned();
         let visible = self.progress.durable();
         let oldest = self.snapshots.oldest(visible);
@@ -40,12 +45,14 @@ impl Engine {
             segments,
             spares,
             disk_bytes: self.pool.disk_bytes(),
-            live_bytes: self.tail.lock().usage.live(),
+            live_bytes,
+            garbage_bytes,
+            disk_written_bytes: self.pool.written_bytes() + copied.disk_written_bytes,
             pinned_values: pinned_values as u64,
             pinned_bytes,
             snapshots: self.snapshots.count() as u64,
             snapshot_lag: visible.get() - oldest.get(),
-            ..self.counters.copy()
+            ..copied
         }
     }
 

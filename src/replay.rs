@@ -137,6 +137,9 @@ impl Replay {
             .find(|keyspace| keyspace.id == op.head.keyspace)
             .cloned()
             .ok_or(Wrong::What("an op of a keyspace that was never created"))?;
+        if op.head.is_numbered() {
+            keyspace.note_numbered();
+        }
         if op.head.kind != Kind::Release {
             keyspace.admitted(op.head.token);
             if keyspace.options.tokens == Tokens::Store {

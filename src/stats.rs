@@ -34,6 +34,8 @@ pub(crate) struct Counters {
     pub releases: AtomicU64,
     /// Bytes of frames written.
     pub written: AtomicU64,
+    /// Bytes of headers, key tables and seals written.
+    pub sealing: AtomicU64,
     /// Bytes of frames in which compaction carried what was needed.
     pub carried: AtomicU64,
     /// Deletes that compaction dropped.
@@ -141,6 +143,10 @@ pub struct Stats {
     pub disk_bytes: u64,
     /// Bytes of what is needed in the log: the newest version of each key, and states carried on.
     pub live_bytes: u64,
+    /// Bytes of what is not needed any more, and not yet given back.
+    pub garbage_bytes: u64,
+    /// Bytes written to all files: frames, what surrounds them, the zeros of new segments, and the list.
+    pub disk_written_bytes: u64,
     /// Values above 4 KiB that were handed out and point into a segment as it is now (being written, or
     /// sealed).
     pub pinned_values: u64,
@@ -206,6 +212,7 @@ impl Counters {
                 .unwrap_or(0),
             hand_over_nanos_max: read(&self.hand_over_nanos_max),
             written_bytes: read(&self.written),
+            disk_written_bytes: read(&self.written) + read(&self.sealing),
             carried_bytes: read(&self.carried),
             retired_segments: read(&self.retired),
             dropped_deletes: read(&self.dropped),
@@ -272,6 +279,8 @@ impl Stats {
             spares,
             disk_bytes,
             live_bytes,
+            garbage_bytes,
+            disk_written_bytes,
             pinned_values,
             pinned_bytes,
             snapshots,
@@ -315,6 +324,8 @@ impl Stats {
             gauge("spares", spares),
             gauge("disk_bytes", disk_bytes),
             gauge("live_bytes", live_bytes),
+            gauge("garbage_bytes", garbage_bytes),
+            counter("disk_written_bytes", disk_written_bytes),
             gauge("pinned_values", pinned_values),
             gauge("pinned_bytes", pinned_bytes),
             gauge("snapshots", snapshots),

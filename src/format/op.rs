@@ -8,6 +8,8 @@ use std::ops::Range;
 /// Values above this have a checksum of their own, so that reading a mark or a key never means
 /// reading a large value.
 pub(crate) const INLINE_VALUE_BYTES: usize = 512;
+/// Of [`MAX_OVERHEAD`], what numbered operations take, and what only carried ops have.
+pub(crate) const NUMBERED_OVERHEAD: usize = 20 + 20 + 10;
 /// The most bytes an op takes beside its key and value.
 pub(crate) const MAX_OVERHEAD: usize = 4 + 2 + 5 + 3 + 9 + 3 + 5 + 8 + 8 + 20 + 20 + 10 + 4;
 
@@ -86,6 +88,11 @@ impl Head {
     /// The bytes that the op takes.
     pub fn len(&self) -> u32 {
         self.key + self.key_len + self.value_len
+    }
+
+    /// Whether it tells of a numbered operation.
+    pub fn is_numbered(&self) -> bool {
+        self.flags & (flag::LAST | flag::PREDECESSOR) != 0
     }
 
     /// Whether compaction has moved the op.

@@ -24,6 +24,8 @@ pub(crate) struct List {
     capacity: usize,
     /// The copy to write first: never the only one that is known to be whole.
     first: usize,
+    /// Bytes written into it since it was opened.
+    pub written: u64,
     /// A sync of it failed: what is on the disk is unknown, and so nothing may rest on it.
     failed: bool,
 }
@@ -49,7 +51,7 @@ impl List {
     fn create_as(name: &'static str, storage: Arc<dyn Storage>, block: StoreBlock) -> io::Result<Self> {
         let capacity = block.encode().len().next_power_of_two().max(STORE_COPY_BYTES);
         let file = write_new(&*storage, &block, capacity, name)?;
-        Ok(List { storage, file, name, block, capacity, first: 0, failed: false })
+        Ok(List { storage, file, name, block, capacity, first: 0, failed: false, written: 0 })
     }
 
     /// Makes the store in the making one that opens.
@@ -82,7 +84,7 @@ impl List {
             return Err(Error::corrupt(name::STORE, 0, "both copies of the segment list are damaged"));
         };
         let name = name::STORE;
-        Ok(Some((List { storage, file, name, block, capacity, first: 0, failed: false }, damage)))
+        Ok(Some((List { storage, file, name, block, capacity, first: 0, failed: false, written: 0 }, damage)))
     }
 
     pub fn block(&self) -> &StoreBlock {
@@ -127,6 +129,7 @@ impl List {
     }
 
     fn write_copy(&mut self, bytes: &[u8], copy: usize) -> io::Result<()> {
+        self.written += bytes.len() as u64;
         self.file.write_all_at(bytes, (copy * self.capacity) as u64)?;
         let synced = self.file.sync_data();
         self.failed |= synced.is_err();

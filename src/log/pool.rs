@@ -15,7 +15,7 @@ use crate::format::header::{Listed, StoreBlock};
 use crate::format::{HEADER_BYTES, name};
 use crate::options::{MAX_SEGMENT_BYTES, Options};
 use crate::storage::{Access, File, Storage};
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
+use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering};
 use crate::types::SegmentId;
 use std::io;
 
@@ -24,7 +24,7 @@ const RESERVE: usize = 2;
 /// A store is kept in about so many segments, or twice as many.
 const SEGMENTS: u64 = 96;
 /// Beyond the reserve, at most so many retired segments wait to be used again.
-const RECYCLED: usize = 3;
+const RECYCLED: usize = 4;
 const MIN_FOLLOWING_BYTES: u64 = 1 << 20;
 
 /// Who asks for a spare.
@@ -67,15 +67,49 @@ pub(crate) struct Pool {
     pub retiring: Mutex<()>,
     ready: Mutex<Vec<Spare>>,
     fixed_bytes: Option<u32>,
+    asked: Asked,
     entropy: Entropy,
     /// Bytes of all listed segments, so that asking for them never waits for a segment in the making.
     listed_bytes: AtomicU64,
     /// Bytes of segments that are struck out of the list, and whose files are still there.
     retired_bytes: AtomicU64,
+    /// Bytes of zeros written, and of the list.
+    zeros: AtomicU64,
+    list_written: AtomicU64,
     /// How many segments are listed.
     segments: AtomicU64,
     /// Why the last attempt to make a segment failed, until one succeeds.
     trouble: Mutex<Option<Error>>,
+}
+
+/// What was asked for lately: spares that are too small for the batches of a store are of no use to it.
+#[derive(Debug, Default)]
+struct Asked {
+    bytes: AtomicU32,
+    /// How many more times less may be asked for until that counts.
+    patience: AtomicU32,
+}
+
+impl Asked {
+    const PATIENCE: u32 = 16;
+    const GRAIN: u32 = 64 << 10;
+
+    fn note(&self, bytes: u32) {
+        let patience = self.patience.load(Ordering::Relaxed);
+        let is_less = bytes < self.bytes.load(Ordering::Relaxed);
+        if is_less && patience > 0 {
+            self.patience.store(patience - 1, Ordering::Relaxed);
+        } else {
+            self.bytes.store(bytes, Ordering::Relaxed);
+            self.patience.store(Self::PATIENCE, Ordering::Relaxed);
+        }
+    }
+
+    /// The size of a spare that is `share` by the size of the store: not much more for one large batch.
+    fn at_least(&self, share: u32) -> u32 {
+        let asked = self.bytes.load(Ordering::Relaxed).next_multiple_of(Self::GRAIN);
+        if asked <= share.saturating_mul(4) { asked.max(share) } else { share }
+    }
 }
 
 impl Pool {
@@ -88,9 +122,12 @@ impl Pool {
             retiring: Mutex::new(()),
             ready: Mutex::new(ready),
             fixed_bytes: options.segment_bytes,
+            asked: Asked::default(),
             entropy: options.entropy.clone(),
             listed_bytes,
             retired_bytes: AtomicU64::new(0),
+            zeros: AtomicU64::new(0),
+            list_written: AtomicU64::new(0),
             segments,
             trouble: Mutex::new(None),
         }
@@ -98,6 +135,7 @@ impl Pool {
 
     /// A spare of at least `bytes`, if there is one for this need. Quick: called under the tail lock.
     pub fn take(&self, bytes: u32, need: Need) -> Option<Spare> {
+        self.asked.note(bytes);
         let mut ready = self.ready.lock();
         if ready.len() <= need.keeps_back() {
             return None;
@@ -114,6 +152,20 @@ impl Pool {
     /// Whether [`Pool::refill`] has something to do.
     pub fn is_low(&self) -> bool {
         self.ready.lock().len() <= RESERVE
+    }
+
+    /// Bytes of frames that surely fit the spares there are, though what is behind the last frame of each
+    /// is lost.
+    pub fn room_at_hand(&self) -> u64 {
+        let usable = |spare: &Spare| u64::from(spare.listed.bytes.saturating_sub(HEADER_BYTES)) * 5 / 8;
+        self.ready.lock().iter().map(usable).sum()
+    }
+
+    /// Makes one more spare, if the disk has room for it.
+    pub fn add_spare(&self) -> bool {
+        let mut list = self.list.lock();
+        let bytes = self.following_bytes(&list);
+        self.make(&mut list, bytes).is_ok()
     }
 
     /// Makes spares until one is there beyond the reserve.
@@ -149,7 +201,8 @@ impl Pool {
         self.fixed_bytes.unwrap_or_else(|| {
             let share = listed_bytes(list) / SEGMENTS;
             let rounded = share.checked_ilog2().map_or(0, |bits| 1 << bits);
-            rounded.clamp(MIN_FOLLOWING_BYTES, MAX_SEGMENT_BYTES as u64) as u32
+            let share = rounded.clamp(MIN_FOLLOWING_BYTES, MAX_SEGMENT_BYTES as u64) as u32;
+            self.asked.at_least(share)
         })
     }
 
@@ -191,6 +244,7 @@ impl Pool {
     fn make_file(&self, file_name: &str, bytes: u32) -> io::Result<Arc<dyn File>> {
         let file = self.storage.open(file_name, Access::Create)?;
         file.write_zeros(bytes as u64)?;
+        self.zeros.fetch_add(bytes as u64, Ordering::Relaxed);
         file.sync_data()?;
         self.storage.sync_dir()?;
         Ok(file)
@@ -222,6 +276,7 @@ impl Pool {
 
     /// What is asked for often and quickly of a list that has changed.
     fn note_list(&self, list: &List) {
+        self.list_written.store(list.written, Ordering::Relaxed);
         self.listed_bytes.store(listed_bytes(list), Ordering::Relaxed);
         self.segments.store(list.block().segments.len() as u64, Ordering::Relaxed);
     }
@@ -254,6 +309,16 @@ impl Pool {
         self.listed_bytes.load(Ordering::Relaxed) + self.retired_bytes.load(Ordering::Relaxed)
     }
 
+    /// Bytes of zeros written, and of the list.
+    pub fn written_bytes(&self) -> u64 {
+        self.zeros.load(Ordering::Relaxed) + self.list_written.load(Ordering::Relaxed)
+    }
+
+    /// What was asked of a spare lately.
+    pub fn asked_bytes(&self) -> u32 {
+        self.asked.bytes.load(Ordering::Relaxed).min(self.usual_bytes())
+    }
+
     /// What the next segment will take.
     pub fn usual_bytes(&self) -> u32 {
         self.following_bytes(&self.list.lock())
@@ -282,9 +347,10 @@ impl Pool {
     pub fn recycle(&self, retired: Listed, file: Arc<dyn File>) -> Result<()> {
         let mut list = self.list.lock();
         let wanted = self.following_bytes(&list);
-        let enough = self.ready.lock().len() > RESERVE + RECYCLED;
+        let useful = self.ready.lock().iter().filter(|spare| spare.listed.bytes >= wanted).count();
+        let enough = useful > RESERVE + RECYCLED;
         // One that is much larger or smaller than what is made now would keep the store at its old size.
-        let fits = (wanted / 2..=wanted.saturating_mul(2)).contains(&retired.bytes)
+        let fits = (wanted..=wanted.saturating_mul(2)).contains(&retired.bytes)
             && file.len().is_ok_and(|len| len == retired.bytes as u64);
         // Upholds C2: what a checkpoint has a name for is not written again.
         let fits = fits && file.is_shared().is_ok_and(|shared| !shared);
@@ -293,7 +359,7 @@ impl Pool {
             self.remove(retired);
             return Ok(());
         }
-        let recycled = self.relist(&mut list, retired, file);
+        let recycled = self.relist(&mut list, retired, file, wanted);
         self.note_list(&list);
         self.retired_bytes.fetch_sub(retired.bytes as u64, Ordering::Relaxed);
         recycled
@@ -308,9 +374,12 @@ impl Pool {
 
     /// The file of a retired segment gets a new name and a new life. Its blocks are written already: to make
     /// a spare of it costs no zeros but those over its header, without which it is nobody's.
-    fn relist(&self, list: &mut List, retired: Listed, file: Arc<dyn File>) -> Result<()> {
+    ///
+    /// It takes the place of a spare that has become too small, if there is one.
+    fn relist(&self, list: &mut List, retired: Listed, file: Arc<dyn File>, wanted: u32) -> Result<()> {
         let old = name::segment(retired.segment);
         let failed = |e: io::Error| Error::io(format!("recycling {old}"), e);
+        self.zeros.fetch_add(HEADER_BYTES as u64, Ordering::Relaxed);
         let blanked = file.write_zeros(HEADER_BYTES as u64).and_then(|()| file.sync_data());
         if let Err(e) = blanked {
             let _ = self.storage.remove(&old);
@@ -328,13 +397,23 @@ impl Pool {
             return Err(failed(e));
         }
         let listed = Listed { segment: id, life: self.entropy.u64()?, origin: 0, ..retired };
-        // After a failure the list may name it all the same: the file stays.
+        let outgrown = {
+            let mut ready = self.ready.lock();
+            let at = ready.iter().position(|spare| spare.listed.bytes < wanted);
+            at.map(|at| ready.remove(at).listed.segment)
+        };
+        // After a failure the list may name either all the same: the files stay.
         list.update(|block| {
             block.next_segment = id.0 + 1;
+            block.segments.retain(|listed| Some(listed.segment) != outgrown);
             block.segments.push(listed);
         })
         .map_err(failed)?;
         self.ready.lock().push(Spare { listed, file });
+        if let Some(outgrown) = outgrown {
+            // Not listed: what cannot be removed now goes at the next open.
+            let _ = self.storage.remove(&name::segment(outgrown));
+        }
         Ok(())
     }
 

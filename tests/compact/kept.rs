@@ -1,0 +1,156 @@
+//! What compaction keeps of leases, and of keyspaces that wait for a floor.
+
+use crate::store::{Sim, secs, token};
+use crate::{churn, external, keep, key, prefix, use_once};
+use tidewall::{Db, Error, OwnerId, Restore, Ttl};
+
+fn owner() -> OwnerId {
+    OwnerId::new(77)
+}
+
+#[test]
+fn a_grant_that_nobody_gave_back_keeps_its_fence_for_its_holder() {
+    let sim = Sim::new();
+    let db = sim.open();
+    for ks in [key(&db, "keys"), prefix(&db, "jobs")] {
+        keep(ks.lease(b"k/").owner(owner()).ttl(secs(50)).acquire().unwrap());
+        ks.lease(b"free/").owner(owner()).ttl(secs(50)).acquire().unwrap().release().unwrap();
+    }
+    for _ in 0..3 {
+        churn(&db);
+        assert!(db.compact().unwrap().segments > 0);
+    }
+    for (name, first) in [("keys", 1), ("jobs", 3)] {
+        let fork = sim.fork();
+        let db = fork.options().lease_grace(secs(60)).open("sim").unwrap();
+        let ks = if name == "keys" { key(&db, name) } else { prefix(&db, name) };
+        drop(ks.lease(b"free/").try_acquire().expect("what was given back does not come back"));
+        assert_err!(ks.lease(b"k/").try_acquire(), Error::Held { owner: found, .. } if found == owner());
+        // Also after further rounds in this life.
+        churn(&db);
+        db.compact().unwrap();
+        assert_err!(ks.lease(b"k/").try_acquire(), Error::Held { .. });
+        let resumed = ks.lease(b"k/").owner(owner()).resume(token(first)).try_acquire().unwrap();
+        assert!(resumed.token().get() > first);
+        // The grace is over with the ttl: the next one gets it.
+        let fork = sim.fork();
+        let db = fork.options().lease_grace(secs(60)).open("sim").unwrap();
+        let ks = if name == "keys" { key(&db, name) } else { prefix(&db, name) };
+        fork.clock.advance(secs(51));
+        drop(ks.lease(b"k/").try_acquire().expect("the grace is over"));
+    }
+}
+
+/// The record that a lease was given back may be carried in front of, or behind, the grant itself.
+#[test]
+fn what_was_given_back_does_not_come_back_in_any_order() {
+    for order in 0..4 {
+        let sim = Sim::new();
+        let db = sim.open();
+        let rows = external(&db, "rows");
+        let cold = |n: u8, count: u8| {
+            for m in 0..count {
+                rows.put(token(1), &[n, m], &crate::FILL).unwrap();
+            }
+        };
+        if order & 1 == 1 {
+            cold(1, 14);
+        }
+        let keys = key(&db, "keys");
+        let lease = keys.lease(b"k").owner(owner()).ttl(secs(50)).acquire().unwrap();
+        if order & 2 == 2 {
+            cold(2, 14);
+        }
+        churn(&db);
+        db.compact().unwrap();
+        lease.release().unwrap();
+        for _ in 0..4 {
+            churn(&db);
+            db.compact().unwrap();
+            let db = sim.fork().options().lease_grace(secs(60)).open("sim").unwrap();
+            drop(key(&db, "keys").lease(b"k").try_acquire().expect("it was given back"));
+        }
+        // Once more, by a life that knows of it only from the log.
+        let db = sim.reopen(db);
+        for _ in 0..3 {
+            churn(&db);
+            db.compact().unwrap();
+            let db = sim.fork().options().lease_grace(secs(60)).open("sim").unwrap();
+            drop(key(&db, "keys").lease(b"k").try_acquire().expect("it was given back"));
+        }
+    }
+}
+
+#[test]
+fn a_lease_without_an_end_stays_listed_until_it_is_broken() {
+    let mut sim = Sim::new();
+    let mut db = sim.open();
+    let lease = keep(key(&db, "keys").lease(b"k").owner(owner()).ttl(Ttl::INFINITE).acquire().unwrap());
+    for round in 0..5 {
+        let keys = key(&db, "keys");
+        use_once(&keys, "once", 30);
+        churn(&db);
+        db.compact().unwrap();
+        assert!(crate::floor_of(&keys) < lease, "round {round}: a floor over a lease without an end");
+        let holders = keys.holders(b"");
+        assert_eq!(holders.len(), 1, "round {round}");
+        assert_eq!(holders[0].token.get(), lease);
+        db = if round % 2 == 0 { sim.power_cut() } else { sim.reopen(db) };
+    }
+    let keys = key(&db, "keys");
+    keys.break_lease(b"k", "gone").unwrap().expect("it was held");
+    churn(&db);
+    db.compact().unwrap();
+    churn(&db);
+    db.compact().unwrap();
+    assert!(crate::floor_of(&keys) > lease, "nothing pins the floor any more");
+    let db = sim.power_cut();
+    assert!(key(&db, "keys").holders(b"").is_empty());
+}
+
+/// A restored keyspace of external tokens admits nothing until it is told the present token; that it was told is in
+/// a floor, that it has to be told in the op that created it again.
+#[test]
+fn a_closed_keyspace_stays_as_it_is() {
+    for floor_before in [false, true] {
+        let sim = Sim::new();
+        let db = sim.open();
+        let rows = external(&db, "rows");
+        rows.put(token(7), b"row", b"x").unwrap();
+        if floor_before {
+            rows.raise_all(token(7)).unwrap();
+        }
+        db.checkpoint_into(sim.disk.dir("copy")).unwrap();
+        Restore::new().deterministic(5).run_on(sim.disk.dir("copy"), sim.disk.dir("new")).unwrap();
+        let new = Sim::on(sim.disk.dir("new"));
+        let mut db = new.options().deterministic(1_234).open("sim").unwrap();
+        let shut =
+            |db: &Db| assert_err!(external(db, "rows").put(token(8), b"row", b"y"), Error::NeedsFloor { .. });
+        shut(&db);
+        let work = |db: &Db| {
+            let keys = key(db, "keys");
+            for _ in 0..3 {
+                use_once(&keys, "once", 60);
+                db.compact().unwrap();
+            }
+        };
+        work(&db);
+        shut(&db);
+        drop(db);
+        db = new.options().deterministic(1_235).open("sim").unwrap();
+        shut(&db);
+        work(&db);
+        shut(&db);
+        // The floor may be the one it had before, and yet it opens the keyspace.
+        external(&db, "rows").raise_all(token(7)).unwrap();
+        external(&db, "rows").put(token(8), b"row", b"y").unwrap();
+        for round in 0..3 {
+            work(&db);
+            external(&db, "rows").put(token(8), b"row", b"y").unwrap();
+            drop(db);
+            db = new.options().deterministic(500 + round).open("sim").unwrap();
+            let again = external(&db, "rows").put(token(8), b"row", b"y");
+            assert!(again.is_ok(), "{again:?} in round {round}, floor before: {floor_before}");
+        }
+    }
+}

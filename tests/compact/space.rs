@@ -1,0 +1,252 @@
+//! Space comes back: on a full disk, in steady use, and from ids that were used once.
+
+use crate::store::{Sim, secs, token};
+use crate::{FILL, external, floor_of, key};
+use std::path::Path;
+use std::process::Command;
+use tidewall::storage::SimDisk;
+use tidewall::{Db, Error, Options};
+
+fn used(disk: &SimDisk) -> u64 {
+    disk.file_names().iter().map(|name| disk.read_file(name).unwrap().len() as u64).sum()
+}
+
+/// Writes different keys until the disk is full; says how many there are.
+fn fill(db: &Db, bytes: usize) -> u32 {
+    let rows = external(db, "rows");
+    for n in 0u32.. {
+        match rows.put(token(1), &n.to_be_bytes(), &vec![n as u8; bytes]) {
+            Ok(_) => {}
+            Err(Error::NoSpace { .. }) => return n,
+            Err(other) => panic!("a full disk was answered {other:?}"),
+        }
+    }
+    unreachable!()
+}
+
+/// What must be possible on a full disk: delete, compact, write again, as often as one likes.
+fn make_room(db: &Db, count: u32, bytes: usize) {
+    let rows = external(db, "rows");
+    assert_eq!(rows.iter().count() as u32, count);
+    for n in (0..count).filter(|n| n % 2 == 0) {
+        rows.delete(token(1), &n.to_be_bytes()).expect("deletes need no space of their own");
+    }
+    let compacted = db.compact().expect("compaction gives back more than it takes");
+    assert!(compacted.segments > 0, "{compacted:?}");
+    for n in 0..count / 4 {
+        rows.put(token(2), &n.to_be_bytes(), &vec![9; bytes]).expect("there is room again");
+    }
+    for n in 0..count {
+        let value = rows.get(&n.to_be_bytes()).unwrap();
+        match (n < count / 4, n % 2) {
+            (true, _) => assert_eq!(value.unwrap().bytes(), vec![9; bytes]),
+            (false, 0) => assert_eq!(value, None),
+            (false, _) => assert_eq!(value.unwrap().bytes(), vec![n as u8; bytes]),
+        }
+    }
+}
+
+#[test]
+fn deletes_and_compaction_free_a_full_simulated_disk() {
+    for restarted in [false, true] {
+        let sim = Sim::new();
+        let mut db = sim.open();
+        sim.disk.set_budget(Some(used(&sim.disk) + 40 * (16 << 10)));
+        let count = fill(&db, 900);
+        if restarted {
+            db = sim.reopen(db);
+            external(&db, "rows").get(b"x").unwrap();
+        }
+        make_room(&db, count, 900);
+        let count = count_of(&db);
+        let more = fill_behind(&db, count);
+        assert!(more > 0, "what was freed can be used");
+        let db = sim.reopen(db);
+        assert_eq!(count_of(&db), count + more);
+    }
+}
+
+fn count_of(db: &Db) -> u32 {
+    external(db, "rows").iter().count() as u32
+}
+
+fn fill_behind(db: &Db, _: u32) -> u32 {
+    let rows = external(db, "rows");
+    for n in 0..u32::MAX {
+        match rows.put(token(3), format!("more {n}").as_bytes(), &FILL) {
+            Ok(_) => {}
+            Err(Error::NoSpace { .. }) => return n,
+            Err(other) => panic!("a full disk was answered {other:?}"),
+        }
+    }
+    unreachable!()
+}
+
+/// A write on a full disk finds its room by itself where there is anything to give back.
+#[test]
+fn a_write_on_a_full_disk_gives_back_what_is_dead() {
+    let sim = Sim::new();
+    let db = sim.open();
+    sim.disk.set_budget(Some(used(&sim.disk) + 30 * (16 << 10)));
+    let count = fill(&db, 900);
+    let rows = external(&db, "rows");
+    for n in 0..count / 5 {
+        rows.delete(token(1), &n.to_be_bytes()).unwrap();
+    }
+    for n in 0..count / 10 {
+        rows.put(token(1), format!("new {n}").as_bytes(), &FILL)
+            .unwrap_or_else(|error| panic!("{n}: {error}"));
+    }
+}
+
+#[test]
+fn overwriting_for_ever_stays_bounded() {
+    for threads in [false, true] {
+        let sim = Sim::new();
+        let db = if threads { sim.open_threaded() } else { sim.open() };
+        let rows = external(&db, "rows");
+        let keys = if threads { 1_600 } else { 400u32 };
+        let write = |round: u32| {
+            for n in 0..keys {
+                let n =
+                    if round == 0 { n } else { (n.wrapping_mul(2_654_435_761).wrapping_add(round)) % keys };
+                let commit = rows.submit_put(token(1), &n.to_be_bytes(), &[round as u8; 900]).unwrap();
+                if n % 50 == 0 {
+                    commit.wait().unwrap();
+                }
+            }
+        };
+        write(0);
+        let (mut most, mut before) = (0, db.stats());
+        for round in 1..30 {
+            write(round);
+            let now = db.stats();
+            if round > 5 {
+                most = most.max(now.disk_bytes * 100 / now.live_bytes);
+            }
+            if round == 5 {
+                before = now;
+            }
+        }
+        let now = db.stats();
+        let carried = now.carried_bytes - before.carried_bytes;
+        let written = now.written_bytes - before.written_bytes;
+        let amplified = written * 100 / (written - carried);
+        println!("at most {most} percent of the live bytes on disk, {amplified} percent written");
+        // Small stores hold more: the spares are two segments, and the least garbage worth a round is four.
+        assert!(most <= 250, "{most} percent of the live bytes on disk");
+        assert!(amplified <= 260, "{amplified} percent written");
+        assert!(now.retired_segments > 100, "{now:?}");
+        assert_eq!(rows.iter().count() as u32, keys);
+    }
+}
+
+/// Job ids that are used once and never again leave nothing: not in the index, not on the disk, not in the time of
+/// the next open. A leader in another keyspace has token 1 all the while, and is never fenced.
+#[test]
+fn ids_used_once_cost_nothing_when_they_are_gone() {
+    const IDS: u32 = 100_000;
+    let sim = Sim::new();
+    let db = sim.options().segment_bytes(1 << 20).open("sim").unwrap();
+    let leader = key(&db, "leaders").lease(b"leader").ttl(secs(30)).acquire().unwrap();
+    assert_eq!(leader.token().get(), 1);
+    let jobs = key(&db, "jobs");
+    let empty = db.stats();
+    let mut most = 0;
+    for n in 0..IDS {
+        let name = format!("job-{n:08}");
+        let lease = jobs.lease(name.as_bytes()).acquire().unwrap();
+        jobs.put(lease.token(), name.as_bytes(), b"done").unwrap();
+        jobs.delete(lease.token(), name.as_bytes()).unwrap();
+        lease.release().unwrap();
+        if n % 1_000 == 0 {
+            leader.renew().unwrap();
+            key(&db, "leaders").put(leader.token(), b"state", &n.to_be_bytes()).expect_err("another fence");
+            key(&db, "leaders").put(leader.token(), b"leader", &n.to_be_bytes()).unwrap();
+            sim.clock.advance(secs(5));
+            most = most.max(db.stats().disk_bytes);
+        }
+    }
+    for _ in 0..3 {
+        db.compact().unwrap();
+    }
+    let stats = db.stats();
+    println!(
+        "{IDS} ids: {} bytes on disk at most, {} then; index {} bytes, {} when empty",
+        most, stats.disk_bytes, stats.index_bytes, empty.index_bytes
+    );
+    assert!(stats.index_bytes <= empty.index_bytes + (256 << 10), "{stats:?}");
+    // The active segment and the spares.
+    assert!(stats.disk_bytes <= 8 << 20, "{stats:?}");
+    assert_eq!((stats.keys, stats.live_bytes < 4_096), (1, true), "{stats:?}");
+    assert!(floor_of(&jobs) > u64::from(IDS) - 1_000, "{:?}", jobs.floor());
+    leader.renew().unwrap();
+    key(&db, "leaders").put(leader.token(), b"leader", b"last").expect("it was never fenced");
+    drop((leader, jobs));
+    let db = sim.reopen(db);
+    assert!(db.stats().index_bytes <= empty.index_bytes + (256 << 10));
+    assert_err!(key(&db, "jobs").put(token(5), b"job-00000003", b"late"), Error::Fenced { .. });
+}
+
+/// A file system of 32 MB in a file, mounted through a loop device: a full disk as it really is. Needs to be root.
+struct Tiny(tempfile::TempDir);
+
+impl Tiny {
+    fn new() -> Option<Tiny> {
+        let dir = tempfile::tempdir().unwrap();
+        let run = |program: &str, args: &[&str]| {
+            let done = Command::new(program).args(args).current_dir(dir.path()).output();
+            done.is_ok_and(|done| done.status.success())
+        };
+        std::fs::create_dir(dir.path().join("fs")).unwrap();
+        let image = std::fs::File::create(dir.path().join("image")).unwrap();
+        image.set_len(32 << 20).unwrap();
+        let made = run("mkfs.ext4", &["-q", "-F", "-m", "0", "image"])
+            && run("mount", &["-o", "loop", "image", "fs"]);
+        made.then_some(Tiny(dir))
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        self.0.path().join("fs/store")
+    }
+}
+
+impl Drop for Tiny {
+    fn drop(&mut self) {
+        // Whoever failed in between may still have files open.
+        drop(Command::new("umount").arg("-l").arg(self.0.path().join("fs")).status());
+    }
+}
+
+fn open_real(path: &Path) -> Db {
+    Options::new().segment_bytes(256 << 10).open(path).unwrap()
+}
+
+#[test]
+fn deletes_and_compaction_free_a_full_file_system() {
+    let Some(tiny) = Tiny::new() else {
+        eprintln!("SKIPPED: no loop device can be mounted here, so a really full disk was not tried");
+        return;
+    };
+    let db = open_real(&tiny.path());
+    let count = fill(&db, 9_000);
+    assert!(count > 1_000, "{count} values on 32 MB");
+    make_room(&db, count, 9_000);
+    let mut count = count_of(&db);
+    count += fill_behind(&db, count);
+    drop(db);
+    // After a restart on the full disk as well.
+    let db = open_real(&tiny.path());
+    assert_eq!(count_of(&db), count);
+    let rows = external(&db, "rows");
+    let all: Vec<_> = rows.iter().map(|item| item.unwrap().0).collect();
+    for key in all.iter().filter(|key| key.len() == 4) {
+        rows.delete(token(2), key).unwrap();
+    }
+    assert!(db.compact().unwrap().segments > 0);
+    for n in 0..500u32 {
+        rows.put(token(4), &n.to_be_bytes(), &[1; 9_000]).expect("there is room again");
+    }
+    drop(rows);
+    db.close().unwrap();
+}
