@@ -112,7 +112,7 @@ enum Outcome {
 impl<'c> Driver<'c> {
     pub fn new(model: Model, scope: Scope, seed: u64, counts: &'c mut Counts) -> Self {
         let (disk, clock) = (SimDisk::new(), ManualClock::new());
-        let by_itself = model.bounds.segments > 1 && seed % 3 == 0;
+        let by_itself = model.bounds.segments > 1 && seed.is_multiple_of(3);
         let (db, spaces, filler) = open(&model, scope, by_itself, &disk, &clock, 0);
         Driver {
             held: model.fences().map(|_| None).collect(),
