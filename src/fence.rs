@@ -169,6 +169,8 @@ pub(crate) fn last_op(token: Token, own: &FenceState, floor: Floor) -> LastOp {
         _ if own.mark == 0 => LastOp::Unknown,
         (_, Some((was, op))) if token == was => LastOp::Committed(op),
         (_, Some((was, _))) if token < was => LastOp::Unknown,
+        // Compaction may have dropped what stood there before, under this floor or a lower one.
+        (_, None) if token < floor.token => LastOp::Unknown,
         _ => LastOp::Nothing,
     }
 }

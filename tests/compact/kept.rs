@@ -153,3 +153,32 @@ fn a_closed_keyspace_stays_as_it_is() {
         }
     }
 }
+
+/// What a dropped state knew of operations is not known any more: never "nothing was committed".
+#[test]
+fn a_loser_is_not_told_that_nothing_was_committed_when_nobody_knows() {
+    for folded in [false, true] {
+        let sim = Sim::new();
+        let db = sim.open();
+        let jobs = prefix(&db, "jobs");
+        let first = jobs.lease(b"k/").acquire().unwrap();
+        jobs.put_op(first.token(), crate::store::op(3), b"k/x", b"x").unwrap();
+        jobs.delete(first.token(), b"k/x").unwrap();
+        let was = first.token();
+        first.release().unwrap();
+        if folded {
+            use_once(&jobs, "once", 3);
+            churn(&db);
+            db.compact().unwrap();
+            assert!(jobs.floor().unwrap().is_folded);
+        }
+        let cut = jobs.lease(b"cut/").acquire().unwrap();
+        jobs.raise_all(cut.token()).unwrap();
+        churn(&db);
+        db.compact().unwrap();
+        let next = jobs.lease(b"k/").acquire().unwrap();
+        jobs.put(next.token(), b"k/x", b"new").unwrap();
+        let late = jobs.put(was, b"k/x", b"late");
+        assert_err!(late, Error::Fenced { last_op: tidewall::LastOp::Unknown, .. });
+    }
+}
