@@ -8,14 +8,15 @@
 //! |---|---|
 //! | put, delete | it is the newest version of its key; a delete goes when no segment holds an older version of the key, no snapshot sees one, and its mark is kept elsewhere or fenced |
 //! | grant, mark; a put or delete that set a mark | it is the state of its fence, and the floor does not fence its token. Where the value is gone, as a mark; a grant whose lease is over, too |
-//! | release | its grant is still one |
+//! | grant | its lease is held, or kept for its holder, whatever is the state of the fence by now |
+//! | release | its token is the mark of its fence: the grant may lie anywhere in the log |
 //! | floor, counter | it is the highest |
 //! | keyspace | always |
 //!
 //! Read next: `compact.rs`.
 
 use crate::append::{Frame, frame_bytes, room};
-use crate::engine::{Engine, KeyspaceState, Tail};
+use crate::engine::{Engine, KeyspaceState, Tail, When};
 use crate::error::Result;
 use crate::fence::is_fenced;
 use crate::log::pool::Need;
@@ -116,6 +117,7 @@ impl Engine {
         let place = Segments::place(op.at);
         let stands = |class, name: &[u8]| self.slots.holds(self.hash(&keyspace, class, name), place, &guard);
         match op.head.kind {
+            Kind::Grant if self.is_held(&keyspace, op.key(), op.head.token) => true,
             Kind::Put | Kind::Delete | Kind::Grant | Kind::Mark => {
                 op.head.kind.is_value() && stands(Class::Key, op.key())
                     || state_name(&keyspace, op).is_some_and(|name| stands(Class::Fence, name))
@@ -174,21 +176,20 @@ impl Engine {
             return Ok(fate);
         };
         let place = Segments::place(op.at);
+        // Upholds C4.
+        let is_covered =
+            Token::new(op.head.token).is_ok_and(|token| is_fenced(token, 0, keyspace.floor_durable()));
         match op.head.kind {
             Kind::Keyspace => fate.carried = Some(whole),
             Kind::Counter => fate.carried = (op.head.token >= tail.counter).then_some(whole),
             Kind::Floor => fate.carried = (op.lsn == keyspace.floor_lsn()).then_some(whole),
             Kind::Release => {
                 let hash = self.hash(&keyspace, Class::Fence, op.key());
-                let state = self.newest(&keyspace, Class::Fence, op.key(), hash, guard)?;
-                let is_needed = state
-                    .is_some_and(|state| state.head.kind == Kind::Grant && state.head.token == op.head.token);
+                let state = self.fence(&keyspace, op.key(), hash, When::Appended, guard)?.state;
+                let is_needed = state.mark == op.head.token && !is_covered;
                 fate.carried = is_needed.then_some(whole);
             }
             Kind::Put | Kind::Delete | Kind::Grant | Kind::Mark => {
-                // Upholds C4.
-                let is_covered = Token::new(op.head.token)
-                    .is_ok_and(|token| is_fenced(token, 0, keyspace.floor_durable()));
                 if let Some(name) = state_name(&keyspace, op) {
                     let hash = self.hash(&keyspace, Class::Fence, name);
                     if self.slots.holds(hash, place, guard) {
@@ -223,30 +224,32 @@ impl Engine {
     ) -> Option<Op<'a>> {
         let is_version = fate.version.0 == Role::Keep;
         let is_state = fate.state.0 == Role::Keep;
-        if !is_version && !is_state {
+        let is_held = whole.kind == Kind::Grant && self.is_held(keyspace, whole.key, whole.token);
+        if !is_version && !is_state && !is_held {
             return None;
         }
         let knows = is_state || keyspace.options.scope == Scope::Key;
         let links = Links {
             previous: whole.links.previous.filter(|_| is_version && fate.op.lsn > seen_by_all),
-            fence: is_state.then(|| whole.links.fence.flatten().filter(|_| fate.op.lsn > seen_by_all)),
+            // A grant always has one; replay finds it superseded where it is not the state.
+            fence: (is_state || is_held).then(|| whole.links.fence.flatten().filter(|_| fate.op.lsn > seen_by_all)),
             last: whole.links.last.filter(|_| knows),
             predecessor: whole.links.predecessor.filter(|_| knows),
             moved: whole.links.moved,
-        };
-        let is_held = || {
-            let grant = self.leases.current(keyspace.id, whole.key);
-            grant.is_some_and(|grant| {
-                grant.token().get() == whole.token && (!grant.is_ended() || grant.is_recorded())
-            })
         };
         Some(match whole.kind {
             Kind::Put | Kind::Delete if !is_version => {
                 Op { kind: Kind::Mark, key: keyspace.fence_of(whole.key), value: b"", links, ..whole }
             }
-            Kind::Grant if !is_held() => Op { kind: Kind::Mark, value: b"", links, ..whole },
+            Kind::Grant if !is_held => Op { kind: Kind::Mark, value: b"", links, ..whole },
             _ => Op { links, ..whole },
         })
+    }
+
+    /// Whether a grant is of a lease that somebody holds, or that a fence is kept for.
+    fn is_held(&self, keyspace: &KeyspaceState, fence: &[u8], token: u64) -> bool {
+        let grant = self.leases.current(keyspace.id, fence);
+        grant.is_some_and(|grant| grant.token().get() == token && (!grant.is_ended() || grant.is_recorded()))
     }
 
     /// Appends what is carried as one frame, points the names at it, and forgets what is dropped.

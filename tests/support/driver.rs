@@ -93,6 +93,9 @@ impl Driver {
             failed: 0,
             trace: std::env::var_os("TIDEWALL_CRASH_TRACE").is_some(),
         };
+        if driver.trace {
+            eprintln!("opened at lsn {lsn}, held before: {:?}", driver.history.held);
+        }
         driver.adopt_folds();
         driver.history.states.push(driver.model.clone());
         Ok(driver)
@@ -113,7 +116,7 @@ impl Driver {
             let live = live.map(|(&(space, fence), lease)| (space, fence, lease.token().get()));
             for (space, fence, token) in live.chain(self.history.held.iter().copied()) {
                 let is_current = space == at && self.model.mark(at, fence) == Some(token);
-                assert!(!is_current || floor < token, "a floor of {floor} over {token}, which is held");
+                assert!(!is_current || floor < token, "a floor of {floor} in {at} over {token} on {fence:?}, which is held");
             }
             let space = &mut self.model.spaces[at];
             (space.floor, space.folded) = (floor, true);
