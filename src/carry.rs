@@ -2,15 +2,15 @@
 //!
 //! One job: tell what is still needed from what is not, and carry the first to the end of the log under its
 //! own lsn and token. Promises C1 (only places change) and C4, its half: a mark is dropped only where a
-//! durable floor fences its token.
+//! durable exclusive floor fences its token.
 //!
 //! | op | is carried while |
 //! |---|---|
 //! | put, delete | it is the newest version of its key; a delete goes when no segment holds an older version of the key, no snapshot sees one, and its mark is kept elsewhere or fenced |
-//! | grant, mark; a put or delete that set a mark | it is the state of its fence, and the floor does not fence its token. Where the value is gone, as a mark; a grant whose lease is over, too |
+//! | grant, mark; a put or delete that set a mark | it is the state of its fence, and no exclusive floor fences its token. Where the value is gone, as a mark; a grant whose lease is over, too |
 //! | grant | its lease is held, or kept for its holder, whatever is the state of the fence by now |
 //! | release | its token is the mark of its fence: the grant may lie anywhere in the log |
-//! | floor, counter | it is the highest |
+//! | floor, counter | it is the highest, or the highest exclusive one |
 //! | keyspace | always |
 //!
 //! Read next: `compact.rs`.
@@ -18,7 +18,6 @@
 use crate::append::{Frame, frame_bytes, room};
 use crate::engine::{Engine, KeyspaceState, Tail, When};
 use crate::error::Result;
-use crate::fence::is_fenced;
 use crate::log::pool::Need;
 use crate::log::scan::Table;
 use crate::log::segment::{OpRef, Segment, Segments};
@@ -26,7 +25,7 @@ use crate::log::usage::Weight;
 use crate::op::{Class, Kind, Links, Op};
 use crate::options::Scope;
 use crate::sync::{Arc, Ordering};
-use crate::types::{Location, Lsn, SegmentId, Token};
+use crate::types::{Location, Lsn, SegmentId};
 use crossbeam_epoch::Guard;
 use std::collections::HashSet;
 
@@ -176,13 +175,11 @@ impl Engine {
             return Ok(fate);
         };
         let place = Segments::place(op.at);
-        // Upholds C4.
-        let is_covered =
-            Token::new(op.head.token).is_ok_and(|token| is_fenced(token, 0, keyspace.floor_durable()));
+        let is_covered = keyspace.is_folded(op.head.token);
         match op.head.kind {
             Kind::Keyspace => fate.carried = Some(whole),
             Kind::Counter => fate.carried = (op.head.token >= tail.counter).then_some(whole),
-            Kind::Floor => fate.carried = (op.lsn == keyspace.floor_lsn()).then_some(whole),
+            Kind::Floor => fate.carried = keyspace.is_needed_floor(op.lsn).then_some(whole),
             Kind::Release => {
                 let hash = self.hash(&keyspace, Class::Fence, op.key());
                 let state = self.fence(&keyspace, op.key(), hash, When::Appended, guard)?.state;
@@ -232,7 +229,8 @@ impl Engine {
         let links = Links {
             previous: whole.links.previous.filter(|_| is_version && fate.op.lsn > seen_by_all),
             // A grant always has one; replay finds it superseded where it is not the state.
-            fence: (is_state || is_held).then(|| whole.links.fence.flatten().filter(|_| fate.op.lsn > seen_by_all)),
+            fence: (is_state || is_held)
+                .then(|| whole.links.fence.flatten().filter(|_| fate.op.lsn > seen_by_all)),
             last: whole.links.last.filter(|_| knows),
             predecessor: whole.links.predecessor.filter(|_| knows),
             moved: whole.links.moved,

@@ -50,6 +50,10 @@ pub(crate) struct KeyspaceState {
     floor_lsn: AtomicU64,
     /// Follows `floor_appended` when that is on disk; never ahead of the disk.
     floor_durable: AtomicU64,
+    /// The highest exclusive floor that is on disk: of fences whose own mark is not above it nobody knows
+    /// more than that, for compaction may have dropped the newest of what was known.
+    folded: AtomicU64,
+    folded_lsn: AtomicU64,
     highest: AtomicU64,
     closed: AtomicBool,
     /// Some op stands in the index under the name of a fence. Set (Release) before the first one is, so
@@ -67,6 +71,8 @@ impl KeyspaceState {
             floor_appended: AtomicU64::new(0),
             floor_lsn: AtomicU64::new(0),
             floor_durable: AtomicU64::new(0),
+            folded: AtomicU64::new(0),
+            folded_lsn: AtomicU64::new(0),
             highest: AtomicU64::new(0),
             closed: AtomicBool::new(closed),
             names_fences: AtomicBool::new(false),
@@ -93,6 +99,9 @@ impl KeyspaceState {
     /// Under the tail lock. Upholds F2: a floor only rises. Of two ops that raise it to the same the newer one
     /// is kept by compaction, for it may have opened the keyspace as well.
     pub fn raise_floor(&self, floor: Floor, lsn: Lsn) {
+        if floor.exclusive {
+            self.folded_lsn.fetch_max(lsn.get(), Ordering::AcqRel);
+        }
         let old = self.floor_appended();
         if (floor.token, floor.exclusive) > (old.token, old.exclusive) {
             self.floor_appended.store(floor.pack(), Ordering::Release);
@@ -104,10 +113,23 @@ impl KeyspaceState {
 
     /// After the sync that made it durable.
     pub fn publish_floor(&self, floor: Floor) {
+        if floor.exclusive {
+            self.folded.fetch_max(floor.token, Ordering::AcqRel);
+        }
         let old = self.floor_durable();
         if (floor.token, floor.exclusive) > (old.token, old.exclusive) {
             self.floor_durable.store(floor.pack(), Ordering::Release);
         }
+    }
+
+    /// Whether compaction may drop, or has dropped, a mark. Upholds C4.
+    pub fn is_folded(&self, mark: u64) -> bool {
+        mark <= self.folded.load(Ordering::Acquire)
+    }
+
+    /// The floor ops that count, by their lsns.
+    pub fn is_needed_floor(&self, lsn: Lsn) -> bool {
+        lsn == self.floor_lsn() || lsn.get() == self.folded_lsn.load(Ordering::Acquire)
     }
 
     pub fn admitted(&self, token: u64) {
@@ -425,6 +447,10 @@ impl Engine {
                     view.state = state_of(&version);
                 }
             }
+        }
+        // It may be an older state, of which the newer one is gone; the floor says all that is known.
+        if keyspace.is_folded(view.state.mark) {
+            view.state = FenceState { lsn: view.state.lsn, ..FenceState::default() };
         }
         Ok(view)
     }

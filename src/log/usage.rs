@@ -66,7 +66,9 @@ impl Weight {
     pub fn new(kind: Kind, is_moved: bool, bytes: u32) -> Self {
         match kind {
             Kind::Put => Weight { bytes, is_carried: false },
-            Kind::Delete | Kind::Grant | Kind::Mark | Kind::Release if is_moved => Weight { bytes, is_carried: true },
+            Kind::Delete | Kind::Grant | Kind::Mark | Kind::Release if is_moved => {
+                Weight { bytes, is_carried: true }
+            }
             _ => Weight::default(),
         }
     }

@@ -289,7 +289,10 @@ fn a_mark_is_not_dropped_before_its_floor_is_durable() {
         for image in [sim.disk.crash(Crash::None, 1), sim.disk.kill()] {
             let db = Sim::on(image).options().deterministic(77_000 + sync).open("sim").unwrap();
             let then: Vec<_> = (0..30).map(|n| mark(&db, n)).collect();
-            assert!(then.iter().zip(&now).all(|(then, now)| then >= now), "sync {sync}: {now:?}, then {then:?}");
+            assert!(
+                then.iter().zip(&now).all(|(then, now)| then >= now),
+                "sync {sync}: {now:?}, then {then:?}"
+            );
         }
     }
     assert!(syncs > 5);

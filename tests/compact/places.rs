@@ -170,11 +170,14 @@ fn a_numbered_operation_is_answered_the_same() {
     let mut db = sim.open();
     for gone in [false, true] {
         let name = |of: &str| format!("{of}-{gone}");
-        let (keys, jobs, all) = (key(&db, &name("keys")), prefix(&db, &name("jobs")), whole(&db, &name("all")));
+        let (keys, jobs, all) =
+            (key(&db, &name("keys")), prefix(&db, &name("jobs")), whole(&db, &name("all")));
         let rows = external(&db, &name("rows"));
         // Pins what is below it, so that only places change.
-        let pins: Vec<Lease> =
-            [&keys, &jobs].iter().map(|ks| ks.lease(b"pin").ttl(tidewall::Ttl::INFINITE).acquire().unwrap()).collect();
+        let pins: Vec<Lease> = [&keys, &jobs]
+            .iter()
+            .map(|ks| ks.lease(b"pin").ttl(tidewall::Ttl::INFINITE).acquire().unwrap())
+            .collect();
         let mut lsns: BTreeMap<String, u64> = BTreeMap::new();
         let mut tokens = BTreeMap::new();
         for ks in [&keys, &jobs, &all] {
@@ -198,10 +201,11 @@ fn a_numbered_operation_is_answered_the_same() {
         let lsn = rows.put_op(token(50), op(9), b"k/", b"numbered").unwrap();
         lsns.insert(rows.name().to_owned(), lsn.get());
         let check = |db: &Db| {
-            for (ks, token_now) in [key(db, &name("keys")), prefix(db, &name("jobs")), whole(db, &name("all"))]
-                .iter()
-                .map(|ks| (ks, tokens[ks.name()].1.token()))
-                .chain([(&external(db, &name("rows")), token(50))])
+            for (ks, token_now) in
+                [key(db, &name("keys")), prefix(db, &name("jobs")), whole(db, &name("all"))]
+                    .iter()
+                    .map(|ks| (ks, tokens[ks.name()].1.token()))
+                    .chain([(&external(db, &name("rows")), token(50))])
             {
                 let again = ks.put_op(token_now, op(9), b"k/", b"again");
                 assert_err!(again, Error::Duplicate { lsn } if lsn.get() == lsns[ks.name()]);
@@ -297,9 +301,8 @@ fn releases_that_fill_a_segment_leave_a_frame_behind() {
     let mut sim = Sim::new();
     let db = sim.open();
     let keys = key(&db, "keys");
-    let leases: Vec<Lease> = (0..HELD)
-        .map(|n| keys.lease(format!("{n:0>400}").as_bytes()).acquire().unwrap())
-        .collect();
+    let leases: Vec<Lease> =
+        (0..HELD).map(|n| keys.lease(format!("{n:0>400}").as_bytes()).acquire().unwrap()).collect();
     let highest = leases.last().unwrap().token();
     for lease in leases {
         lease.release().unwrap();

@@ -153,7 +153,11 @@ fn stress(db: &Db, seconds: f32) {
                             _ => rows.get_with(&name(key), |bytes| number(bytes)).unwrap(),
                         };
                         let found = found.unwrap_or_else(|| panic!("key {key} is missing"));
-                        assert!(found >= seen[at].max(known), "key {key}: {found} after {} and {known}", seen[at]);
+                        assert!(
+                            found >= seen[at].max(known),
+                            "key {key}: {found} after {} and {known}",
+                            seen[at]
+                        );
                         seen[at] = found;
                         let mark = rows.mark(&name(key)).unwrap().map_or(0, |mark| mark.get());
                         assert!(mark >= marks[at].max(found), "mark {mark} after {} and {found}", marks[at]);
@@ -162,7 +166,8 @@ fn stress(db: &Db, seconds: f32) {
                     }
                     if round % 4 == reader {
                         let view = db.snapshot();
-                        let first: Vec<_> = view.iter(rows).map(|i| i.map(|(k, v)| (k, number(&v))).unwrap()).collect();
+                        let first: Vec<_> =
+                            view.iter(rows).map(|i| i.map(|(k, v)| (k, number(&v))).unwrap()).collect();
                         assert_eq!(first.len() as u64, KEYS);
                         thread::yield_now();
                         let mut then: Vec<_> =

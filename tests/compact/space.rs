@@ -94,7 +94,8 @@ fn a_write_on_a_full_disk_gives_back_what_is_dead() {
         rows.delete(token(1), &n.to_be_bytes()).unwrap();
     }
     for n in 0..count / 10 {
-        rows.put(token(1), format!("new {n}").as_bytes(), &FILL).unwrap_or_else(|error| panic!("{n}: {error}"));
+        rows.put(token(1), format!("new {n}").as_bytes(), &FILL)
+            .unwrap_or_else(|error| panic!("{n}: {error}"));
     }
 }
 
@@ -107,7 +108,8 @@ fn overwriting_for_ever_stays_bounded() {
         let keys = if threads { 1_600 } else { 400u32 };
         let write = |round: u32| {
             for n in 0..keys {
-                let n = if round == 0 { n } else { (n.wrapping_mul(2_654_435_761).wrapping_add(round)) % keys };
+                let n =
+                    if round == 0 { n } else { (n.wrapping_mul(2_654_435_761).wrapping_add(round)) % keys };
                 let commit = rows.submit_put(token(1), &n.to_be_bytes(), &[round as u8; 900]).unwrap();
                 if n % 50 == 0 {
                     commit.wait().unwrap();
@@ -183,10 +185,7 @@ fn ids_used_once_cost_nothing_when_they_are_gone() {
     drop((leader, jobs));
     let db = sim.reopen(db);
     assert!(db.stats().index_bytes <= empty.index_bytes + (256 << 10));
-    assert_err!(
-        key(&db, "jobs").put(token(5), b"job-00000003", b"late"),
-        Error::Fenced { .. }
-    );
+    assert_err!(key(&db, "jobs").put(token(5), b"job-00000003", b"late"), Error::Fenced { .. });
 }
 
 /// A file system of 32 MB in a file, mounted through a loop device: a full disk as it really is. Needs to be root.

@@ -116,7 +116,10 @@ impl Driver {
             let live = live.map(|(&(space, fence), lease)| (space, fence, lease.token().get()));
             for (space, fence, token) in live.chain(self.history.held.iter().copied()) {
                 let is_current = space == at && self.model.mark(at, fence) == Some(token);
-                assert!(!is_current || floor < token, "a floor of {floor} in {at} over {token} on {fence:?}, which is held");
+                assert!(
+                    !is_current || floor < token,
+                    "a floor of {floor} in {at} over {token} on {fence:?}, which is held"
+                );
             }
             let space = &mut self.model.spaces[at];
             (space.floor, space.folded) = (floor, true);
