@@ -44,6 +44,7 @@ mod log;
 // Engine: the verbs, and the locks.
 mod stats;
 mod snapshot;
+mod keyspace_state;
 mod engine;
 mod admit;
 mod append;
