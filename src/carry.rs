@@ -9,14 +9,14 @@
 //! | put, delete | it is the newest version of its key; a delete goes when no segment holds an older version of the key, no snapshot sees one, and its mark is kept elsewhere or folded |
 //! | grant, mark; a put or delete that set a mark | it is the state of its fence, and no folded floor covers its token. Where the value is gone, as a mark; a grant whose lease is over, too |
 //! | grant | its lease is not over, whatever set the state of the fence since: the next open keeps the fence for it |
-//! | release | its grant is the state of the fence; or may still lie somewhere, and is of this incarnation |
+//! | release | its token is the mark of its fence: the grant may lie anywhere in the log |
 //! | floor, counter | it is the highest |
 //! | keyspace | always |
 //!
 //! Read next: `compact.rs`.
 
 use crate::append::{Frame, frame_bytes, room};
-use crate::engine::{Engine, KeyspaceState, Tail};
+use crate::engine::{Engine, KeyspaceState, Tail, When};
 use crate::error::Result;
 use crate::fence::Floor;
 use crate::format::HEADER_BYTES;
@@ -193,6 +193,7 @@ impl Engine {
             return Ok(fate);
         };
         let place = Segments::place(op.at);
+        let is_covered = op.head.token <= keyspace.floor_durable().folded;
         match op.head.kind {
             Kind::Keyspace => fate.carried = Some(whole),
             Kind::Counter => fate.carried = (op.head.token >= tail.counter).then_some(whole),
@@ -202,16 +203,11 @@ impl Engine {
             }
             Kind::Release => {
                 let hash = self.hash(&keyspace, Class::Fence, op.key());
-                let state = self.newest(&keyspace, Class::Fence, op.key(), hash, guard)?;
-                let is_needed = state.is_some_and(|state| {
-                    state.head.token == op.head.token
-                        && (state.head.kind == Kind::Grant || op.lsn > self.opened)
-                });
+                let state = self.fence(&keyspace, op.key(), hash, When::Appended, guard)?.state;
+                let is_needed = state.mark == op.head.token && !is_covered;
                 fate.carried = is_needed.then_some(whole);
             }
             Kind::Put | Kind::Delete | Kind::Grant | Kind::Mark => {
-                // Upholds C4.
-                let is_covered = op.head.token <= keyspace.floor_durable().folded;
                 if let Some(name) = state_name(&keyspace, op) {
                     let hash = self.hash(&keyspace, Class::Fence, name);
                     if self.slots.holds(hash, place, guard) {
@@ -253,6 +249,7 @@ impl Engine {
         let knows = is_state || keyspace.options.scope == Scope::Key;
         let links = Links {
             previous: whole.links.previous.filter(|_| is_version && fate.op.lsn > seen_by_all),
+            // A grant always has one; replay finds it superseded where it is not the state.
             fence: (is_state || is_held)
                 .then(|| whole.links.fence.flatten().filter(|_| fate.op.lsn > seen_by_all)),
             last: whole.links.last.filter(|_| knows),

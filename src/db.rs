@@ -416,7 +416,6 @@ pub(crate) fn assemble(
         images: Images::default(),
         keyspaces: RwLock::new(replay.keyspaces),
         progress: Progress::new(durable),
-        opened: durable,
         tail: Mutex::new(Tail {
             slots: replay.writer,
             usage: replay.usage,

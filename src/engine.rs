@@ -159,8 +159,6 @@ pub(crate) struct Engine {
     pub images: Images,
     pub keyspaces: RwLock<Vec<Arc<KeyspaceState>>>,
     pub progress: Progress,
-    /// The last lsn from before the open.
-    pub opened: Lsn,
     pub tail: Mutex<Tail>,
     pub committer: Mutex<Committer>,
     pub pool: Pool,

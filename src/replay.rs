@@ -161,7 +161,10 @@ impl Replay {
                 self.set_closed(&keyspace, false, op.lsn);
             }
             // Leases end with the incarnation that granted them.
-            Kind::Release => self.recorded.release(keyspace.id, op.key(), op.head.token),
+            Kind::Release => {
+                self.recorded.release(keyspace.id, op.key(), op.head.token);
+                self.usage.add(op.at, Weight::of(&op.head));
+            }
             Kind::Keyspace | Kind::Counter => {}
         }
         Ok(())

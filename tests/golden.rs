@@ -122,6 +122,31 @@ fn v1_closed_opens() {
     });
 }
 
+#[test]
+fn v1_compacted_opens() {
+    open_twice(include_str!("data/v1/compacted.txt"), |db| {
+        let (keys, jobs) = (db.keyspace("keys", key()).unwrap(), db.keyspace("jobs", prefix()).unwrap());
+        let floor = keys.floor().expect("marks were folded");
+        assert!(floor.is_folded);
+        assert_eq!(floor.mark.get(), 12);
+        assert!(
+            matches!(keys.put(token(12), b"once-3", b"late"), Err(Error::Fenced { .. })),
+            "it is exclusive"
+        );
+        assert_eq!(keys.get(b"kept").unwrap().as_deref(), Some(&ZEROS[..]));
+        assert_eq!(jobs.floor(), None, "a lease pins it");
+        assert_eq!(jobs.mark(b"7/").unwrap().unwrap().get(), 14, "a mark outlives its values");
+        assert!(jobs.get(b"7/gone").unwrap().is_none());
+        let again = jobs.put_op(token(14), OpId::new(5), b"7/gone", b"numbered");
+        assert!(matches!(again, Err(Error::Duplicate { .. })), "{again:?}");
+        let rows = db.keyspace("rows", external()).unwrap();
+        assert!(rows.get(b"a").unwrap().is_none());
+        assert_eq!(rows.mark(b"a").unwrap().unwrap().get(), 1_000_007);
+        assert_eq!(rows.iter().count(), 6);
+        assert!(jobs.lease(b"9/").acquire().unwrap().token().get() > 5_000, "the counter is carried");
+    });
+}
+
 /// What is on the disk after `write`: while the store is open, as a killed process leaves it, unless
 /// `write` closes it.
 #[cfg(feature = "sim")]
@@ -188,7 +213,42 @@ fn golden_directories_are_written_once() {
         std::mem::forget(lease); // held when the store closes
         db.close().unwrap();
     });
-    let shapes = [("scopes", scopes), ("external", external_tokens), ("torn", torn), ("closed", closed)];
+    // Marks folded into a floor, and ops that were carried: puts, a delete, a numbered mark, a grant, the keyspaces,
+    // the counter.
+    let compacted = written(|db| {
+        let (keys, jobs) = (db.keyspace("keys", key()).unwrap(), db.keyspace("jobs", prefix()).unwrap());
+        let rows = db.keyspace("rows", external()).unwrap();
+        for n in 0..12 {
+            let name = format!("once-{n}");
+            let lease = keys.lease(name.as_bytes()).owner(OwnerId::new(n)).acquire().unwrap();
+            keys.put(lease.token(), name.as_bytes(), &ZEROS[..600]).unwrap();
+            keys.delete(lease.token(), name.as_bytes()).unwrap();
+            lease.release().unwrap();
+        }
+        let lease = keys.lease(b"kept").owner(OwnerId::new(20)).acquire().unwrap();
+        keys.put(lease.token(), b"kept", &ZEROS).unwrap();
+        let held = jobs.lease(b"7/").owner(OwnerId::new(21)).acquire().unwrap();
+        jobs.put_op(held.token(), OpId::new(5), b"7/gone", b"numbered").unwrap();
+        jobs.delete(held.token(), b"7/gone").unwrap();
+        db.advance_tokens(token(5_000)).unwrap();
+        for n in 0..6u8 {
+            rows.put(token(1_000_000), &[n], &ZEROS).unwrap();
+            if n == 2 {
+                rows.put(token(1_000_000), b"a", b"x").unwrap();
+            }
+        }
+        rows.delete(token(1_000_007), b"a").unwrap();
+        let compacted = db.compact().unwrap();
+        assert!(compacted.segments > 0, "{compacted:?}");
+        std::mem::forget((lease, held));
+    });
+    let shapes = [
+        ("compacted", compacted),
+        ("scopes", scopes),
+        ("external", external_tokens),
+        ("torn", torn),
+        ("closed", closed),
+    ];
     for (shape, files) in shapes {
         let text = dump::write(&files);
         dump::assert_same(&dump::parse(&text), &files);

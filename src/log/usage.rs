@@ -7,7 +7,7 @@
 //! | op | counts as needed |
 //! |---|---|
 //! | put | until a newer version of its key is appended |
-//! | delete, grant, mark | not where it was written (by the time its segment is compacted it may go), but where compaction carried it, until it is superseded |
+//! | delete, grant, mark, release | not where it was written (by the time its segment is compacted it may go), but where compaction carried it, until it is superseded |
 //! | others | never: few and small |
 //!
 //! Read next: `compact.rs`.
@@ -27,7 +27,7 @@ pub(crate) struct Used {
     pub filled: u64,
     /// Bytes of ops that are needed.
     pub live: u64,
-    /// Of these, deletes, grants and marks that compaction carried here.
+    /// Of these, deletes, grants, marks and releases that compaction carried here.
     pub carried: u64,
     /// Versions of keys that are not the newest.
     pub dead: u64,
@@ -66,7 +66,9 @@ impl Weight {
     pub fn new(kind: Kind, is_moved: bool, bytes: u32) -> Self {
         match kind {
             Kind::Put => Weight { bytes, is_carried: false },
-            Kind::Delete | Kind::Grant | Kind::Mark if is_moved => Weight { bytes, is_carried: true },
+            Kind::Delete | Kind::Grant | Kind::Mark | Kind::Release if is_moved => {
+                Weight { bytes, is_carried: true }
+            }
             _ => Weight::default(),
         }
     }
@@ -166,7 +168,7 @@ impl Usage {
         self.filled.saturating_sub(self.live)
     }
 
-    /// Of the needed ones, deletes, grants and marks that compaction carried.
+    /// Of the needed ones, deletes, grants, marks and releases that compaction carried.
     pub fn carried(&self) -> u64 {
         self.carried
     }

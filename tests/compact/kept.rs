@@ -1,8 +1,8 @@
 //! What compaction keeps of leases, and of keyspaces that wait for a floor.
 
-use crate::store::{Sim, secs, token};
+use crate::store::{Sim, op, secs, token};
 use crate::{churn, external, keep, key, prefix, use_once};
-use tidewall::{Db, Error, OwnerId, Restore, Ttl};
+use tidewall::{Db, Error, LastOp, OwnerId, Restore, Ttl};
 
 fn owner() -> OwnerId {
     OwnerId::new(77)
@@ -13,8 +13,13 @@ fn a_grant_that_nobody_gave_back_keeps_its_fence_for_its_holder() {
     let sim = Sim::new();
     let db = sim.open();
     for ks in [key(&db, "keys"), prefix(&db, "jobs")] {
-        keep(ks.lease(b"k/").owner(owner()).ttl(secs(50)).acquire().unwrap());
-        ks.lease(b"free/").owner(owner()).ttl(secs(50)).acquire().unwrap().release().unwrap();
+        let held = token(keep(ks.lease(b"k/").owner(owner()).ttl(secs(50)).acquire().unwrap()));
+        // The state of the fence is that of a later op now, and yet the grant is still one.
+        ks.put_op(held, op(1), b"k/", b"x").unwrap();
+        ks.raise(held, b"k/").unwrap();
+        let free = ks.lease(b"free/").owner(owner()).ttl(secs(50)).acquire().unwrap();
+        ks.put_op(free.token(), op(1), b"free/", b"x").unwrap();
+        free.release().unwrap();
     }
     for _ in 0..3 {
         churn(&db);
@@ -44,7 +49,7 @@ fn a_grant_that_nobody_gave_back_keeps_its_fence_for_its_holder() {
 /// The record that a lease was given back may be carried in front of, or behind, the grant itself.
 #[test]
 fn what_was_given_back_does_not_come_back_in_any_order() {
-    for order in 0..4 {
+    for order in 0..16 {
         let sim = Sim::new();
         let db = sim.open();
         let rows = external(&db, "rows");
@@ -56,8 +61,11 @@ fn what_was_given_back_does_not_come_back_in_any_order() {
         if order & 1 == 1 {
             cold(1, 14);
         }
-        let keys = key(&db, "keys");
-        let lease = keys.lease(b"k").owner(owner()).ttl(secs(50)).acquire().unwrap();
+        let keys = |db: &Db| if order & 4 == 4 { key(db, "keys") } else { prefix(db, "jobs") };
+        let lease = keys(&db).lease(b"k").owner(owner()).ttl(secs(50)).acquire().unwrap();
+        if order & 8 == 8 {
+            keys(&db).put_op(lease.token(), op(1), b"k", b"x").unwrap();
+        }
         if order & 2 == 2 {
             cold(2, 14);
         }
@@ -68,7 +76,7 @@ fn what_was_given_back_does_not_come_back_in_any_order() {
             churn(&db);
             db.compact().unwrap();
             let db = sim.fork().options().lease_grace(secs(60)).open("sim").unwrap();
-            drop(key(&db, "keys").lease(b"k").try_acquire().expect("it was given back"));
+            drop(keys(&db).lease(b"k").try_acquire().expect("it was given back"));
         }
         // Once more, by a life that knows of it only from the log.
         let db = sim.reopen(db);
@@ -76,7 +84,7 @@ fn what_was_given_back_does_not_come_back_in_any_order() {
             churn(&db);
             db.compact().unwrap();
             let db = sim.fork().options().lease_grace(secs(60)).open("sim").unwrap();
-            drop(key(&db, "keys").lease(b"k").try_acquire().expect("it was given back"));
+            drop(keys(&db).lease(b"k").try_acquire().expect("it was given back"));
         }
     }
 }
@@ -152,5 +160,35 @@ fn a_closed_keyspace_stays_as_it_is() {
             let again = external(&db, "rows").put(token(8), b"row", b"y");
             assert!(again.is_ok(), "{again:?} in round {round}, floor before: {floor_before}");
         }
+    }
+}
+
+/// What a dropped state knew of operations is not known any more: never "nothing was committed".
+#[test]
+fn a_loser_is_not_told_that_nothing_was_committed_when_nobody_knows() {
+    for folded in [false, true] {
+        let sim = Sim::new();
+        let db = sim.open();
+        let jobs = prefix(&db, "jobs");
+        let first = jobs.lease(b"k/").acquire().unwrap();
+        jobs.put_op(first.token(), op(3), b"k/x", b"x").unwrap();
+        jobs.delete(first.token(), b"k/x").unwrap();
+        let was = first.token();
+        first.release().unwrap();
+        if folded {
+            use_once(&jobs, "once", 3);
+            churn(&db);
+            db.compact().unwrap();
+            assert!(jobs.floor().unwrap().is_folded);
+        }
+        let cut = jobs.lease(b"cut/").acquire().unwrap();
+        jobs.raise_all(cut.token()).unwrap();
+        churn(&db);
+        db.compact().unwrap();
+        let next = jobs.lease(b"k/").acquire().unwrap();
+        jobs.put(next.token(), b"k/x", b"new").unwrap();
+        let late = jobs.put(was, b"k/x", b"late");
+        let known = if folded { LastOp::Unknown } else { LastOp::Committed(op(3)) };
+        assert_err!(late, Error::Fenced { last_op, .. } if last_op == known);
     }
 }

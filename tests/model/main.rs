@@ -122,7 +122,7 @@ impl Run {
                 let lowest = lowest.map(|held| held.token).min();
                 assert!(lowest.is_none_or(|held| floor.mark.get() < held), "{floor:?} over {lowest:?}");
                 assert!(floor.mark.get() <= self.model.counter);
-                (of.floor, of.folded) = (floor.mark.get(), true);
+                (of.floor, of.folded, of.folded_to) = (floor.mark.get(), true, floor.mark.get());
             }
         }
     }

@@ -27,6 +27,8 @@ pub(crate) struct Space {
     pub floor: u64,
     /// The floor was raised by folding: a token equal to it is fenced as well.
     pub folded: bool,
+    /// The highest floor that was raised by folding: of fences below it nothing else is known.
+    pub folded_to: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -48,7 +50,15 @@ pub(crate) enum Refused {
 
 impl Space {
     pub fn new(scope: Scope, tokens: Tokens) -> Self {
-        Space { scope, tokens, values: BTreeMap::new(), fences: BTreeMap::new(), floor: 0, folded: false }
+        Space {
+            scope,
+            tokens,
+            values: BTreeMap::new(),
+            fences: BTreeMap::new(),
+            floor: 0,
+            folded: false,
+            folded_to: 0,
+        }
     }
 
     pub fn fence<'k>(&self, key: &'k [u8]) -> &'k [u8] {
@@ -68,7 +78,7 @@ impl Space {
     }
 
     fn last_op(&self, key: &[u8], token: u64) -> LastOp {
-        if self.folded && token <= self.floor {
+        if token <= self.folded_to {
             return LastOp::Unknown;
         }
         let committed = |op| LastOp::Committed(tidewall::OpId::new(op));
@@ -77,12 +87,17 @@ impl Space {
             (last, _) if token == fence.mark => last.map_or(LastOp::Nothing, |(op, _)| committed(op)),
             (_, Some((was, op))) if token == was => committed(op),
             (_, Some((was, _))) if token < was => LastOp::Unknown,
+            (_, None) if token < self.floor => LastOp::Unknown,
             _ => LastOp::Nothing,
         }
     }
 
     fn admit(&mut self, key: &[u8], token: u64, op: Option<u64>, lsn: u64) {
+        let folded_to = self.folded_to;
         let fence = self.fences.entry(self.fence(key).to_vec()).or_default();
+        if fence.mark <= folded_to {
+            *fence = Fence::default();
+        }
         if fence.mark != token {
             if let Some((last, _)) = fence.last.take() {
                 fence.predecessor = Some((fence.mark, last));

@@ -22,11 +22,21 @@ pub struct History {
     pub durable: u64,
     /// The highest token that was handed out.
     pub token: u64,
+    /// Leases that were live at the end: space, fence, token. Their holders may still be at work.
+    pub held: Vec<(usize, &'static [u8], u64)>,
+    /// A compaction was cut off: it may have appended any number of frames.
+    pub was_compacting: bool,
 }
 
 impl History {
     pub fn new() -> Self {
-        History { states: vec![Model::default()], durable: 0, token: 0 }
+        History {
+            states: vec![Model::default()],
+            durable: 0,
+            token: 0,
+            held: Vec::new(),
+            was_compacting: false,
+        }
     }
 
     /// The state as of an lsn.
@@ -69,12 +79,12 @@ impl Driver {
         let db = open(disk, &clock, seed)?;
         let lsn = db.last_lsn().get();
         let model = Model { lsn, ..history.at(lsn).clone() };
-        let token = history.token;
-        Ok(Driver {
+        let History { token, held, .. } = history;
+        let mut driver = Driver {
             disk: disk.clone(),
             spaces: keyspaces(&db),
             db,
-            history: History { states: vec![model.clone()], durable: lsn, token },
+            history: History { states: Vec::new(), durable: lsn, token, held, was_compacting: false },
             clock,
             rng: Rng(seed),
             model,
@@ -82,7 +92,55 @@ impl Driver {
             pending: Vec::new(),
             failed: 0,
             trace: std::env::var_os("TIDEWALL_CRASH_TRACE").is_some(),
-        })
+        };
+        if driver.trace {
+            eprintln!("opened at lsn {lsn}, held before: {:?}", driver.history.held);
+        }
+        driver.adopt_folds();
+        driver.history.states.push(driver.model.clone());
+        Ok(driver)
+    }
+
+    /// Compaction may have folded marks into a floor: never over a lease that is live or may be. C4.
+    fn adopt_folds(&mut self) {
+        for (at, ks) in self.spaces.iter().enumerate() {
+            let Some(floor) = ks.floor().filter(|floor| floor.is_folded) else { continue };
+            let floor = floor.mark.get();
+            let space = &self.model.spaces[at];
+            if (floor, true) <= (space.floor, space.folded) {
+                continue;
+            }
+            assert_eq!(SPACES[at].2, Tokens::Store, "{} is folded by its user only", ks.name());
+            assert!(floor <= self.model.counter, "a floor of {floor} above the counter");
+            let live = self.leases.iter().filter(|(_, lease)| lease.is_live());
+            let live = live.map(|(&(space, fence), lease)| (space, fence, lease.token().get()));
+            for (space, fence, token) in live.chain(self.history.held.iter().copied()) {
+                let is_current = space == at && self.model.mark(at, fence) == Some(token);
+                assert!(
+                    !is_current || floor < token,
+                    "a floor of {floor} in {at} over {token} on {fence:?}, which is held"
+                );
+            }
+            let space = &mut self.model.spaces[at];
+            (space.floor, space.folded) = (floor, true);
+        }
+    }
+
+    /// Changes places, and perhaps folds marks; waits for all that was appended.
+    fn compact(&mut self) {
+        let result = self.db.compact();
+        if self.trace {
+            eprintln!("compacted: {result:?}");
+        }
+        if let Err(error) = &result {
+            check_failure(error);
+            self.failed += 1;
+            self.history.was_compacting = true;
+        }
+        self.catch_up();
+        self.model.compacted = true;
+        self.adopt_folds();
+        self.append(self.model.clone());
     }
 
     /// Makes some random calls, then waits for what was submitted. Stops early once the store is poisoned,
@@ -107,7 +165,8 @@ impl Driver {
             return self.ask(Call::Create);
         }
         match self.rng.below(100) {
-            0..=44 => {
+            0..=2 => self.compact(),
+            3..=44 => {
                 let call = self.write();
                 if self.rng.chance(50) { self.submit(call) } else { self.ask(call) }
             }
@@ -142,7 +201,11 @@ impl Driver {
                     drop(lease);
                 }
             }
-            90 => self.clock.advance(Duration::from_secs(11)),
+            90 => {
+                self.clock.advance(Duration::from_secs(16));
+                // No lease of the life before was for longer.
+                self.history.held.clear();
+            }
             91..=95 => {
                 let (space, key) = self.place(None);
                 self.ask(Call::Get { space, key });
@@ -521,15 +584,15 @@ impl Driver {
             let floor = known.floor;
             let raised = space.raise_all(Self::token_of(floor.max(2) - 1));
             match raised {
-                Err(Error::Fenced { .. }) => assert!(floor > 1),
-                Err(Error::Poisoned { .. }) => assert!(floor <= 1),
+                Err(Error::Fenced { .. }) => assert!(known.is_below_floor(floor.max(2) - 1)),
+                Err(Error::Poisoned { .. }) => assert!(!known.is_below_floor(floor.max(2) - 1)),
                 other => panic!("a floor raised after a failed sync, from {floor}: {other:?}"),
             }
             for key in KEYS {
                 let mark = model.mark(at, key).unwrap_or(0);
                 let current = space.put(Self::token_of(mark.max(1)), key, b"more");
                 assert!(
-                    matches!(current, Err(Error::Poisoned { .. })),
+                    matches!(current, Err(Error::Poisoned { .. })) || known.is_below_floor(mark),
                     "a write after a failed sync: {current:?}"
                 );
                 if mark > 1 {
@@ -570,6 +633,8 @@ impl Driver {
     /// Ends the run without closing the store in an orderly way, and gives what is known of it.
     pub fn into_history(mut self) -> History {
         self.catch_up();
+        let live = self.leases.iter().filter(|(_, lease)| lease.is_live());
+        self.history.held = live.map(|(&(at, fence), lease)| (at, fence, lease.token().get())).collect();
         self.history
     }
 }

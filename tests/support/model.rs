@@ -90,7 +90,15 @@ pub struct Space {
     pub values: BTreeMap<&'static [u8], Valued>,
     pub fences: BTreeMap<&'static [u8], Fence>,
     pub floor: u64,
+    /// The floor was raised by folding: a token equal to it is fenced as well.
+    pub folded: bool,
     pub highest: u64,
+}
+
+impl Space {
+    pub fn is_below_floor(&self, token: u64) -> bool {
+        token < self.floor || self.folded && token == self.floor
+    }
 }
 
 #[derive(Clone, Default, Debug)]
@@ -98,6 +106,8 @@ pub struct Model {
     pub spaces: Vec<Space>,
     pub counter: u64,
     pub lsn: u64,
+    /// Compaction may have dropped what fences below their floor knew.
+    pub compacted: bool,
 }
 
 pub fn fence_of(space: usize, key: &'static [u8]) -> &'static [u8] {
@@ -109,14 +119,18 @@ pub fn fence_of(space: usize, key: &'static [u8]) -> &'static [u8] {
 }
 
 /// What the refused is told of its last operation.
-fn last_op(token: u64, fence: &Fence) -> LastOp {
+fn last_op(token: u64, fence: &Fence, space: &Space) -> LastOp {
     let op = |number| LastOp::Committed(tidewall::OpId::new(number));
+    if space.folded && token <= space.floor {
+        return LastOp::Unknown;
+    }
     match (fence.last, fence.before) {
         (Some((number, _)), _) if token == fence.mark => op(number),
         (None, _) if token == fence.mark => LastOp::Nothing,
         _ if fence.mark == 0 => LastOp::Unknown,
         (_, Some((was, number))) if token == was => op(number),
         (_, Some((was, _))) if token < was => LastOp::Unknown,
+        (_, None) if token < space.floor => LastOp::Unknown,
         _ => LastOp::Nothing,
     }
 }
@@ -159,7 +173,7 @@ impl Model {
             }
             Call::RaiseAll { space, token } => {
                 let floor = self.spaces[*space].floor;
-                if *token < floor {
+                if self.spaces[*space].is_below_floor(*token) {
                     return vec![Said::Fenced(floor, LastOp::Unknown)];
                 }
                 if SPACES[*space].2 == Tokens::Store && *token > self.counter {
@@ -170,6 +184,7 @@ impl Model {
                 }
                 let space = &mut self.spaces[*space];
                 (space.floor, space.highest) = (*token, space.highest.max(*token));
+                space.folded = false;
                 self.lsn += 1;
                 vec![Said::Done(self.lsn)]
             }
@@ -210,7 +225,7 @@ impl Model {
             fence.1 |= change.kind == Kind::Raise;
         }
         let mut refused: Vec<_> =
-            fences.iter().filter_map(|(&at, &(token, raises))| self.refuse(at, token, raises)).collect();
+            fences.iter().flat_map(|(&at, &(token, raises))| self.refuse(at, token, raises)).collect();
         if refused.is_empty() {
             refused.extend(op.into_iter().flat_map(|op| self.refuse_op(&fences, op)));
         }
@@ -249,19 +264,23 @@ impl Model {
         vec![done]
     }
 
-    fn refuse(&self, (space, name): (usize, &'static [u8]), token: u64, raises: bool) -> Option<Said> {
+    fn refuse(&self, (space, name): (usize, &'static [u8]), token: u64, raises: bool) -> Vec<Said> {
         let Space { fences, floor, highest, .. } = &self.spaces[space];
         let own = fences.get(name).cloned().unwrap_or_default();
         let mark = own.mark.max(*floor);
-        if token < mark {
-            return Some(Said::Fenced(mark, last_op(token, &own)));
+        if token < mark || self.spaces[space].is_below_floor(token) {
+            let mut said = vec![Said::Fenced(mark, last_op(token, &own, &self.spaces[space]))];
+            if self.compacted && token < *floor {
+                said.push(Said::Fenced(mark, LastOp::Unknown));
+            }
+            return said;
         }
         if SPACES[space].2 == Tokens::Store {
             let known = if raises { token <= self.counter } else { token == mark };
-            return (!known).then_some(Said::Unknown(mark));
+            return if known { Vec::new() } else { vec![Said::Unknown(mark)] };
         }
         let jumps = space == CAPPED && *highest > 0 && token > highest + CAP && (raises || token > mark);
-        jumps.then_some(Said::Jump(*highest))
+        if jumps { vec![Said::Jump(*highest)] } else { Vec::new() }
     }
 
     fn refuse_op(&self, fences: &BTreeMap<(usize, &'static [u8]), (u64, bool)>, op: u64) -> Vec<Said> {
