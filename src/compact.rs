@@ -236,7 +236,11 @@ impl Engine {
         let end = self.sync_behind()?;
         let ids: Vec<SegmentId> = victims.iter().take(done).map(Victim::id).collect();
         let mut tail = self.tail.lock();
-        ids.iter().filter_map(|&id| Some(tail.usage.of(id)?.is_done = true)).count();
+        for &id in &ids {
+            if let Some(used) = tail.usage.of(id) {
+                used.is_done = true;
+            }
+        }
         drop(tail);
         // Or it would wait for itself.
         drop(victims);
