@@ -425,10 +425,10 @@ fn begin(space: &Keyspace) {
     }
 }
 
-/// Fills the store until a put is refused; says how many puts were admitted.
+/// Fills the store with what is needed until a put is refused; says how many puts were admitted.
 fn fill(space: &Keyspace) -> u64 {
-    for n in 0.. {
-        match space.put(token(2), KEYS[n as usize % 7], &[n as u8; 900]) {
+    for n in 0u64.. {
+        match space.put(token(2), &n.to_be_bytes(), &[n as u8; 900]) {
             Ok(_) => {}
             Err(Error::NoSpace { .. }) => return n,
             Err(other) => panic!("a full disk was answered {other:?}"),

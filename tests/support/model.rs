@@ -130,7 +130,6 @@ fn last_op(token: u64, fence: &Fence, space: &Space) -> LastOp {
         _ if fence.mark == 0 => LastOp::Unknown,
         (_, Some((was, number))) if token == was => op(number),
         (_, Some((was, _))) if token < was => LastOp::Unknown,
-        (_, None) if token < space.floor => LastOp::Unknown,
         _ => LastOp::Nothing,
     }
 }
