@@ -26,12 +26,9 @@ const UNSAFE_FILES: [(&str, &str); 5] = [
 
 /// Pairs (user, used) that go against the order of `lib.rs`, each with its reason. One that is no
 /// longer needed is a complaint.
-const AGAINST_THE_ORDER: [(&str, &str, &str); 10] = [
+const AGAINST_THE_ORDER: [(&str, &str, &str); 7] = [
     ("types", "error", "a word refuses what it cannot mean with the one error type, whose fields are words"),
     ("snapshot", "engine", "holds the register of pinned lsns beside the verb of reading: to be parted"),
-    ("engine", "compact", "holds what compaction is in the middle of, behind a lock of its own"),
-    ("engine", "fold", "holds the grants from before the open, which only folding asks for"),
-    ("fold", "carry", "looks at the same victims, a step earlier"),
     ("db", "batch", "hands out a handle: to be moved there"),
     ("db", "keyspace", "hands out a handle: to be moved there"),
     ("db", "view", "hands out a handle: to be moved there"),
@@ -263,7 +260,7 @@ fn files_are_read_in_one_sitting() {
     assert!(too_long(&[Source::new("a.rs", &tests)]).is_empty());
     assert_eq!(too_long(&[Source::new("a.rs", &"line\n".repeat(521))]).len(), 1);
     assert!(read("src/lib.rs").lines().count() <= 150, "the front page is one screen or two");
-    assert!(read("ARCHITECTURE.md").lines().count() <= 200);
+    assert!(read("ARCHITECTURE.md").lines().count() <= 230);
 }
 
 // What is never written.

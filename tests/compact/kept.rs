@@ -188,7 +188,7 @@ fn a_loser_is_not_told_that_nothing_was_committed_when_nobody_knows() {
         let next = jobs.lease(b"k/").acquire().unwrap();
         jobs.put(next.token(), b"k/x", b"new").unwrap();
         let late = jobs.put(was, b"k/x", b"late");
-        let known = if folded { LastOp::Unknown } else { LastOp::Committed(op(3)) };
-        assert_err!(late, Error::Fenced { last_op, .. } if last_op == known);
+        // Folded before the floor was raised on purpose, or under it: the state of the fence is gone.
+        assert_err!(late, Error::Fenced { last_op: LastOp::Unknown, .. });
     }
 }
