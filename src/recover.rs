@@ -15,7 +15,7 @@ use crate::format::{HEADER_BYTES, name};
 use crate::log::guard::Pins;
 use crate::log::list::List;
 use crate::log::pool::Spare;
-use crate::log::scan::{Scanned, Start, Table, evidence, has_frames, scan};
+use crate::log::scan::{Scanned, Start, Table, evidence, has_frames, scan, written_len};
 use crate::log::segment::{Body, Segment};
 use crate::options::{Options, Progress};
 use crate::replay::{Loaded, Replay};
@@ -311,8 +311,7 @@ fn read_newest(block: &StoreBlock, last: Option<&Begun>, report: &mut OpenReport
             ));
         }
     } else {
-        let rest = &bytes[scanned.end as usize..];
-        report.cut_bytes = rest.iter().rposition(|&byte| byte != 0).map_or(0, |at| at as u64 + 1);
+        report.cut_bytes = written_len(&bytes[scanned.end as usize..]) as u64;
     }
     Ok(Some(Newest { bytes, scanned }))
 }
