@@ -1,5 +1,5 @@
 //! Opening a store of 100 000 keys with 100-byte values: after a clean close, and after a kill. The floor is
-//! reading the same files.
+//! reading the same files. `KEYS=1000000 cargo bench --bench recover` takes another number of keys.
 
 mod support;
 
@@ -9,7 +9,9 @@ use std::path::Path;
 use support::{VALUE, dir, external, key, token};
 use tidewall::{Db, Options};
 
-const KEYS: u64 = 100_000;
+fn keys() -> u64 {
+    std::env::var("KEYS").map_or(100_000, |keys| keys.parse().expect("KEYS is a number"))
+}
 
 fn recover(criterion: &mut Criterion) {
     let made = dir();
@@ -46,7 +48,7 @@ fn recover(criterion: &mut Criterion) {
 fn make(path: &Path) -> Db {
     let db = Db::open(path).expect("opens");
     let rows = db.keyspace("rows", external()).expect("opens");
-    for n in 0..KEYS {
+    for n in 0..keys() {
         rows.submit_put(token(1), &key(n), &VALUE).map(drop).expect("accepted");
     }
     rows.put(token(1), b"last", b"v").expect("accepted");

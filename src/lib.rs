@@ -58,6 +58,7 @@ mod compact;
 mod grant;
 mod hand_over;
 mod grace;
+mod read_ahead;
 mod replay;
 mod recover;
 // Front: what a user types.

@@ -15,10 +15,11 @@ use crate::format::{HEADER_BYTES, name};
 use crate::log::guard::Pins;
 use crate::log::list::List;
 use crate::log::pool::Spare;
-use crate::log::scan::{Scanned, Start, Table, evidence, has_frames, scan};
+use crate::log::scan::{Scanned, Start, Table, evidence, has_frames, scan, written_len};
 use crate::log::segment::{Body, Segment};
 use crate::options::{Options, Progress};
-use crate::replay::{Loaded, Replay};
+use crate::read_ahead::{Loaded, read_ahead};
+use crate::replay::Replay;
 use crate::storage::{Access, File, Mapping, Storage};
 use crate::sync::Arc;
 use crate::types::{Lsn, SegmentId};
@@ -93,16 +94,21 @@ pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &Options, list: List)
         loaded.push(load_segment(segment, tail, options, &mut report)?);
     }
     loaded.iter().try_for_each(|loaded| replay.keyspaces(loaded))?;
-    for (done, loaded) in loaded.iter().enumerate() {
-        if let Some(callback) = &options.progress {
-            callback(Progress {
-                segments_done: done as u32,
-                segments_all: begun.len() as u32,
-                ops: report.ops,
-            });
+    read_ahead(&loaded, replay.seed, options.background, |batch| {
+        let segment = &loaded[batch.segment];
+        if batch.begins {
+            if let Some(callback) = &options.progress {
+                callback(Progress {
+                    segments_done: batch.segment as u32,
+                    segments_all: begun.len() as u32,
+                    ops: report.ops,
+                });
+            }
+            replay.begin(segment);
         }
-        report.ops += replay.segment(loaded)?;
-    }
+        report.ops += replay.batch(segment, batch)?;
+        Ok(())
+    })?;
     let before = loaded.last().map_or(End::default(), |loaded| loaded.end);
     drop(loaded);
     for segment in &begun {
@@ -311,8 +317,7 @@ fn read_newest(block: &StoreBlock, last: Option<&Begun>, report: &mut OpenReport
             ));
         }
     } else {
-        let rest = &bytes[scanned.end as usize..];
-        report.cut_bytes = rest.iter().rposition(|&byte| byte != 0).map_or(0, |at| at as u64 + 1);
+        report.cut_bytes = written_len(&bytes[scanned.end as usize..]) as u64;
     }
     Ok(Some(Newest { bytes, scanned }))
 }

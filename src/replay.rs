@@ -10,14 +10,14 @@ use crate::commit::sealed_form;
 use crate::engine::{KeyspaceState, is_named};
 use crate::error::{Error, Result};
 use crate::fence::Floor;
-use crate::format::header::{End, StoreBlock};
+use crate::format::header::StoreBlock;
 use crate::grace::Recorded;
-use crate::index::{Slots, SlotsWriter, name_hash, slots};
-use crate::log::scan::Table;
+use crate::index::{Slots, SlotsWriter, UnorderedKeys, name_hash, slots};
 use crate::log::segment::{OpRef, Segment, Segments};
 use crate::log::usage::{Usage, Weight};
 use crate::op::{Class, GrantValue, KeyspaceValue, Kind, check_keyspace_name};
 use crate::options::{ReadMode, Scope, Tokens};
+use crate::read_ahead::{Batch, Loaded, Read};
 use crate::sync::Arc;
 use crate::types::{KeyspaceId, Location, Lsn};
 use crossbeam_epoch::Guard;
@@ -30,6 +30,8 @@ pub(crate) struct Replay {
     pub writer: SlotsWriter,
     pub segments: Segments,
     pub keyspaces: Vec<Arc<KeyspaceState>>,
+    /// The keys of each keyspace, until they are all known.
+    keys: Vec<UnorderedKeys>,
     /// Leases that nobody has released, as far as the log goes.
     pub recorded: Recorded,
     pub usage: Usage,
@@ -37,14 +39,6 @@ pub(crate) struct Replay {
     forms: Vec<(Arc<Segment>, u32)>,
     /// The op that last said whether a keyspace is closed.
     closed: BTreeMap<KeyspaceId, Lsn>,
-}
-
-/// A segment about to be replayed: what of it is proven, and where its ops lie.
-pub(crate) struct Loaded {
-    pub segment: Arc<Segment>,
-    pub table: Table,
-    pub end: End,
-    pub counter: u64,
 }
 
 impl Replay {
@@ -56,6 +50,7 @@ impl Replay {
             writer,
             segments: Segments::new(),
             keyspaces: Vec::new(),
+            keys: Vec::new(),
             recorded: Recorded::new(block.incarnation),
             usage: Usage::default(),
             counter: 0,
@@ -72,47 +67,46 @@ impl Replay {
     /// Creates the keyspaces that a segment lists, before the ops of any segment are replayed: compaction may
     /// have carried the op that creates one behind ops that need it.
     pub fn keyspaces(&mut self, loaded: &Loaded) -> Result<()> {
-        if loaded.table.keyspaces() > 0 {
-            self.each_op(loaded, |replay, op, _| match op.head.kind {
-                Kind::Keyspace => replay.keyspace(op),
-                _ => Ok(()),
-            })?;
+        if loaded.table.keyspaces() == 0 {
+            return Ok(());
+        }
+        for offset in loaded.offsets() {
+            let offset = offset?;
+            let op = loaded.segment.op(offset)?;
+            if op.head.kind == Kind::Keyspace {
+                self.keyspace(&op).map_err(|wrong| wrong.or(&loaded.segment, offset))?;
+            }
         }
         Ok(())
     }
 
-    /// Replays the ops of a segment; says how many.
-    pub fn segment(&mut self, loaded: &Loaded) -> Result<u64> {
+    /// A segment whose ops come next.
+    pub fn begin(&mut self, loaded: &Loaded) {
         self.counter = self.counter.max(loaded.counter);
         self.segments.set(loaded.segment.clone());
         self.forms.push((loaded.segment.clone(), loaded.end.offset));
         self.usage.begin(loaded.segment.id);
-        self.each_op(loaded, Self::apply)
     }
 
-    fn each_op(
-        &mut self,
-        loaded: &Loaded,
-        mut apply: impl FnMut(&mut Self, &OpRef<'_>, &Guard) -> Result<(), Wrong>,
-    ) -> Result<u64> {
-        let Loaded { segment, table, end, .. } = loaded;
-        let mut ops = 0;
-        for offset in Table::offsets(table.bytes()) {
-            let offset = offset
-                .filter(|&offset| offset < end.offset)
-                .ok_or_else(|| segment.corrupt(end.offset, "the key table points nowhere"))?;
-            let op = segment.op(offset)?;
-            // Once an op, so that what a growing index retires can be freed.
-            let guard = crossbeam_epoch::pin();
-            self.usage.fill(segment.id, op.head.len());
-            apply(self, &op, &guard).map_err(|what| what.or(segment, offset))?;
-            ops += 1;
+    /// Replays a batch of the ops of the segment that was begun last; says how many.
+    pub fn batch(&mut self, loaded: &Loaded, batch: Batch<'_>) -> Result<u64> {
+        // Once a batch, so that what a growing index retires can be freed.
+        let guard = crossbeam_epoch::pin();
+        // The cache misses of a batch at once, instead of one after the other.
+        batch.ops.iter().for_each(|read| self.slots.touch(read.hash, &guard));
+        let bytes = batch.ops.iter().map(|read| read.op.head.len()).sum();
+        self.usage.fill(loaded.segment.id, bytes);
+        for Read { op, hash } in &batch.ops {
+            self.apply(op, *hash, &guard).map_err(|wrong| wrong.or(&loaded.segment, op.at.offset))?;
         }
-        Ok(ops)
+        batch.failed.map_or(Ok(batch.ops.len() as u64), Err)
     }
 
-    /// Gives every segment the form that readers use.
+    /// Puts the keys in order, and gives every segment the form that readers use.
     pub fn settle(&mut self, mode: ReadMode) -> Result<()> {
+        for (keyspace, keys) in self.keyspaces.iter().zip(self.keys.drain(..)) {
+            keyspace.keys.fill(keys);
+        }
         for (segment, end) in self.forms.drain(..) {
             let file = crate::format::name::segment(segment.id);
             let form =
@@ -122,8 +116,7 @@ impl Replay {
         Ok(())
     }
 
-    fn apply(&mut self, op: &OpRef<'_>, guard: &Guard) -> Result<(), Wrong> {
-        let value = op.op().value;
+    fn apply(&mut self, op: &OpRef<'_>, hash: u64, guard: &Guard) -> Result<(), Wrong> {
         if op.head.kind == Kind::Keyspace {
             return self.keyspace(op);
         }
@@ -131,12 +124,12 @@ impl Replay {
             self.counter = self.counter.max(op.head.token);
             return Ok(());
         }
-        let keyspace = self
+        let at = self
             .keyspaces
-            .iter()
-            .find(|keyspace| keyspace.id == op.head.keyspace)
-            .cloned()
-            .ok_or(Wrong::What("an op of a keyspace that was never created"))?;
+            .binary_search_by_key(&op.head.keyspace, |keyspace| keyspace.id)
+            .map_err(|_| Wrong::What("an op of a keyspace that was never created"))?;
+        let keyspace = self.keyspaces[at].clone();
+        let value = op.value();
         if op.head.is_numbered() {
             keyspace.note_numbered();
         }
@@ -147,13 +140,13 @@ impl Replay {
             }
         }
         match op.head.kind {
-            Kind::Put | Kind::Delete => return self.version(op, &keyspace, guard),
+            Kind::Put | Kind::Delete => return self.version(op, hash, &keyspace, at, guard),
             Kind::Grant => {
                 let value = GrantValue::decode(value).ok_or(Wrong::What("a grant without an owner"))?;
-                self.fence(op, &keyspace, op.key(), guard)?;
+                self.fence(op, &keyspace, op.key(), hash, guard)?;
                 self.recorded.grant(keyspace.id, op.key(), op.head.token, value);
             }
-            Kind::Mark => self.fence(op, &keyspace, op.key(), guard)?,
+            Kind::Mark => self.fence(op, &keyspace, op.key(), hash, guard)?,
             Kind::Floor => {
                 let floor = Floor::of(op.head.token, value);
                 keyspace.raise_floor(floor, op.lsn);
@@ -181,6 +174,7 @@ impl Replay {
             Err(at) => {
                 let state = KeyspaceState::new(id, name.to_owned(), value.options, value.closed);
                 self.keyspaces.insert(at, Arc::new(state));
+                self.keys.insert(at, UnorderedKeys::default());
                 self.keyspaces[at].clone()
             }
         };
@@ -201,21 +195,24 @@ impl Replay {
     }
 
     /// A version of a key: found under the key, and where it changed its fence, under that too.
-    fn version(&mut self, op: &OpRef<'_>, keyspace: &KeyspaceState, guard: &Guard) -> Result<(), Wrong> {
+    fn version(
+        &mut self,
+        op: &OpRef<'_>,
+        hash: u64,
+        keyspace: &KeyspaceState,
+        at: usize,
+        guard: &Guard,
+    ) -> Result<(), Wrong> {
         let key = op.key();
-        match self.enter(op, keyspace, Class::Key, key, op.head.previous(), guard)? {
+        match self.enter(op, keyspace, (Class::Key, key, hash), op.head.previous(), guard)? {
             Entered::Newest(before) => {
                 if keyspace.options.scope == Scope::Key {
                     check_rise(op.head.token, before.as_ref())?;
                 }
                 let was_present = before.as_ref().is_some_and(|before| before.is_put);
                 match op.head.kind {
-                    Kind::Put if !was_present => {
-                        keyspace.keys.insert(key);
-                    }
-                    Kind::Delete if was_present => {
-                        keyspace.keys.remove(key);
-                    }
+                    Kind::Put if !was_present => self.keys[at].insert(key),
+                    Kind::Delete if was_present => self.keys[at].remove(key),
                     _ => {}
                 }
                 self.usage.add(op.at, Weight::of(&op.head));
@@ -227,7 +224,9 @@ impl Replay {
             Entered::Superseded => self.usage.bury(op.at),
         }
         if op.head.fence().is_some() {
-            self.fence(op, keyspace, keyspace.fence_of(key), guard)?;
+            let fence = keyspace.fence_of(key);
+            let hash = name_hash(self.seed, keyspace.id.0, Class::Fence as u8, fence);
+            self.fence(op, keyspace, fence, hash, guard)?;
         }
         Ok(())
     }
@@ -237,11 +236,12 @@ impl Replay {
         op: &OpRef<'_>,
         keyspace: &KeyspaceState,
         name: &[u8],
+        hash: u64,
         guard: &Guard,
     ) -> Result<(), Wrong> {
         let Some(link) = op.head.fence() else { return Err(Wrong::What("a fence op without its link")) };
         keyspace.note_fence();
-        if let Entered::Newest(before) = self.enter(op, keyspace, Class::Fence, name, link, guard)? {
+        if let Entered::Newest(before) = self.enter(op, keyspace, (Class::Fence, name, hash), link, guard)? {
             check_rise(op.head.token, before.as_ref())?;
             self.usage.add(op.at, Weight::as_state(&op.head));
             if let Some(before) = before {
@@ -256,12 +256,10 @@ impl Replay {
         &mut self,
         op: &OpRef<'_>,
         keyspace: &KeyspaceState,
-        class: Class,
-        name: &[u8],
+        (class, name, hash): (Class, &[u8], u64),
         link: Option<Location>,
         guard: &Guard,
     ) -> Result<Entered, Wrong> {
-        let hash = name_hash(self.seed, keyspace.id.0, class as u8, name);
         let place = Segments::place(op.at);
         // What was carried names what stood there when it was first written.
         let link = link.filter(|_| !op.head.is_moved());

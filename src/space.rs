@@ -91,7 +91,10 @@ impl KeyspaceState {
     }
 
     pub fn admitted(&self, token: u64) {
-        self.highest.fetch_max(token, Ordering::Relaxed);
+        // Nearly always known: a look is cheaper than a locked change.
+        if self.highest.load(Ordering::Relaxed) < token {
+            self.highest.fetch_max(token, Ordering::Relaxed);
+        }
     }
 
     pub fn rule(&self) -> Rule {

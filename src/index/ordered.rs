@@ -53,7 +53,7 @@ impl Borrow<[u8]> for Key {
 
 impl PartialEq for Key {
     fn eq(&self, other: &Self) -> bool {
-        self.bytes() == other.bytes()
+        self.cmp(other) == Ordering::Equal
     }
 }
 
@@ -67,8 +67,21 @@ impl PartialOrd for Key {
 
 impl Ord for Key {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.bytes().cmp(other.bytes())
+        match (self, other) {
+            // What is not used is zero, so the length matters only where all the rest is equal.
+            (Key::Short { len, bytes }, Key::Short { len: other_len, bytes: other }) => {
+                words(bytes).cmp(&words(other)).then(len.cmp(other_len))
+            }
+            _ => self.bytes().cmp(other.bytes()),
+        }
     }
+}
+
+/// Numbers that compare as the bytes do: a call of a function for each comparison would cost more.
+#[inline]
+fn words(bytes: &[u8; SHORT_BYTES]) -> (u128, u64) {
+    let (front, back) = (bytes.first_chunk::<16>(), bytes.last_chunk::<8>());
+    (front.map_or(0, |front| u128::from_be_bytes(*front)), back.map_or(0, |back| u64::from_be_bytes(*back)))
 }
 
 /// The ordered set of the keys of one keyspace.
@@ -79,6 +92,12 @@ pub(crate) struct OrderedKeys {
 }
 
 impl OrderedKeys {
+    /// Makes these the keys.
+    pub fn fill(&self, keys: UnorderedKeys) {
+        let keys = keys.into_set();
+        *self.keys.write() = keys;
+    }
+
     /// Adds a key; false if it was there.
     pub fn insert(&self, key: &[u8]) -> bool {
         // Made outside of the lock, as it may allocate.
@@ -133,6 +152,49 @@ impl OrderedKeys {
 impl fmt::Debug for OrderedKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OrderedKeys").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+/// Keys that appear and disappear while a log is replayed, put in order at its end: sorting a list once is
+/// several times faster than as many insertions.
+#[derive(Default)]
+pub(crate) struct UnorderedKeys {
+    appeared: Vec<Key>,
+    gone: Vec<Key>,
+}
+
+/// Below this, what is gone may wait.
+const GONE_MIN: usize = 4096;
+
+impl UnorderedKeys {
+    /// A key appears that is not there.
+    pub fn insert(&mut self, key: &[u8]) {
+        self.appeared.push(Key::new(key));
+    }
+
+    /// A key disappears that is there.
+    pub fn remove(&mut self, key: &[u8]) {
+        self.gone.push(Key::new(key));
+        // Never much more memory than the keys that are left.
+        if self.gone.len() >= GONE_MIN.max(self.appeared.len() / 2) {
+            self.settle();
+        }
+    }
+
+    /// Takes the keys that are gone out of those that appeared, once for each time.
+    fn settle(&mut self) {
+        self.appeared.sort();
+        self.gone.sort();
+        let mut gone = self.gone.drain(..).peekable();
+        self.appeared.retain(|key| gone.next_if(|gone| gone == key).is_none());
+    }
+
+    fn into_set(mut self) -> BTreeSet<Key> {
+        if !self.gone.is_empty() {
+            self.settle();
+        }
+        // Sorts, and builds the tree from its leaves.
+        self.appeared.into_iter().collect()
     }
 }
 
@@ -292,12 +354,51 @@ mod tests {
         set.for_each_in(Excluded(b"d"), Excluded(b"d"), |_| panic!("no key lies here"));
     }
 
+    #[test]
+    fn keys_compare_as_their_bytes() {
+        let lengths = [0, 1, 2, 7, 8, 9, 15, 16, 17, 21, 22, 23, 30];
+        let keys: Vec<Vec<u8>> = lengths
+            .iter()
+            .flat_map(|&len| [vec![0; len], vec![1; len], [vec![1; len], vec![0]].concat(), vec![0xFF; len]])
+            .collect();
+        for (one, other) in keys.iter().flat_map(|one| keys.iter().map(move |other| (one, other))) {
+            let got = Key::new(one).cmp(&Key::new(other));
+            assert_eq!(got, one.cmp(other), "{} and {}", one.escape_ascii(), other.escape_ascii());
+        }
+    }
+
     fn bound() -> impl Strategy<Value = Bound<Vec<u8>>> {
         let key = || prop::collection::vec(0..3u8, 0..4);
         prop_oneof![key().prop_map(Included), key().prop_map(Excluded), Just(Unbounded)]
     }
 
     proptest! {
+        #[test]
+        fn keys_that_came_and_went_in_any_order_end_as_if_inserted_and_removed_at_once(
+            steps in prop::collection::vec(0..3000u32, 0..2000), settle_at in prop::option::of(0..2000usize),
+        ) {
+            let (set, filled) = (OrderedKeys::default(), OrderedKeys::default());
+            let mut keys = UnorderedKeys::default();
+            for (at, step) in steps.iter().enumerate() {
+                // Few keys, so that they come and go; short and long ones.
+                let key = vec![b'k'; (step % 40) as usize];
+                if set.insert(&key) {
+                    keys.insert(&key);
+                } else {
+                    set.remove(&key);
+                    keys.remove(&key);
+                }
+                if settle_at == Some(at) {
+                    keys.settle();
+                }
+            }
+            filled.fill(keys);
+            let (mut want, mut got) = (KeyChunk::default(), KeyChunk::default());
+            set.chunk_after(Unbounded, Unbounded, usize::MAX, &mut want);
+            filled.chunk_after(Unbounded, Unbounded, usize::MAX, &mut got);
+            prop_assert_eq!(text(&got), text(&want));
+        }
+
         #[test]
         fn chunks_joined_are_the_range_filtered(
             keys in prop::collection::btree_set(prop::collection::vec(0..3u8, 0..30), 0..40),

@@ -182,7 +182,9 @@ fn whole_frame(bytes: &[u8], start: &Start, scanned: &mut Scanned) -> Option<(Fr
 /// A frame behind `end` that says lsn `next` was durable when it was written.
 pub(crate) fn evidence(bytes: &[u8], salt: Salt, end: u32, next: Lsn) -> Option<u32> {
     let mut offset = end;
-    while (offset as usize) < bytes.len() {
+    // Zeros are never a header.
+    let written = written_len(bytes);
+    while (offset as usize) < written {
         match FrameHeader::decode(&bytes[offset as usize..], salt, offset) {
             Some((header, _)) if header.durable >= next => return Some(offset),
             _ => offset += FRAME_ALIGN,
@@ -191,9 +193,39 @@ pub(crate) fn evidence(bytes: &[u8], salt: Salt, end: u32, next: Lsn) -> Option<
     None
 }
 
+/// How many bytes there are in front of the zeros at the end.
+pub(crate) fn written_len(bytes: &[u8]) -> usize {
+    const ZEROS: [u8; 4096] = [0; 4096];
+    let mut len = bytes.len();
+    // Whole blocks first: most of a segment that was just begun is zeros, and these compare fast.
+    while bytes[..len].last_chunk() == Some(&ZEROS) {
+        len -= ZEROS.len();
+    }
+    bytes[..len].iter().rposition(|&byte| byte != 0).map_or(0, |at| at + 1)
+}
+
 /// Whether any frame of this life lies right behind the header: else the segment is empty.
 pub(crate) fn has_frames(bytes: &[u8], salt: Salt) -> bool {
     bytes
         .get(HEADER_BYTES as usize..)
         .is_some_and(|behind| FrameHeader::decode(behind, salt, HEADER_BYTES).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_ends_at_the_last_byte_that_is_not_zero() {
+        for len in [0, 1, 4095, 4096, 4097, 20_000] {
+            let mut bytes = vec![0; len];
+            assert_eq!(written_len(&bytes), 0);
+            for at in [0, 1, 4094, 4095, 4096, 15_807, 15_808, 19_999] {
+                if at < len {
+                    bytes[at] = 1;
+                    assert_eq!(written_len(&bytes), at + 1, "{len} bytes");
+                }
+            }
+        }
+    }
 }
