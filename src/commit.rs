@@ -8,6 +8,7 @@
 //! Read next: `recover.rs`, the same road backwards.
 
 use crate::admit::{ChangeKind, Refused, Write};
+use crate::clock::{Clock, SystemClock};
 use crate::engine::{Committer, Cursor, Engine, Filled, KeyspaceState, PoisonOnPanic, Tail};
 use crate::error::{Error, Result};
 use crate::events;
@@ -23,9 +24,15 @@ use crate::log::pool::Need;
 use crate::log::scan::{Table, frame_end};
 use crate::log::segment::{Body, Segment};
 use crate::options::ReadMode;
-use crate::sync::{Arc, MutexGuard, Ordering};
+use crate::sync::{Arc, AtomicBool, MutexGuard, Ordering};
 use crate::types::Lsn;
 use std::io;
+use std::thread;
+
+/// The longest that the committer waits for writers who are on their way.
+const GATHER_NANOS: u64 = 40_000;
+/// The largest group for which it waits again.
+const GATHERED_FRAMES: u64 = 1024;
 
 /// An answer that may be given once `rests_on` is durable.
 #[derive(Clone, Debug)]
@@ -149,6 +156,27 @@ impl Engine {
         let cause =
             self.cause.get().cloned().unwrap_or_else(|| io::Error::other("the store was closed").into());
         Error::Indeterminate { cause }
+    }
+
+    /// Lets in those whom the last commit of the committer thread woke, of `last_group` frames: they are on
+    /// their way with their next writes, and whoever comes just after the commit has begun waits for two syncs.
+    ///
+    /// Never for long, and not at all behind a writer who was alone or a group that costs more to write
+    /// than to sync.
+    pub fn gather(&self, last_group: u64, stop: &AtomicBool) {
+        if !(2..=GATHERED_FRAMES).contains(&last_group) {
+            return;
+        }
+        // Not the clock of the leases: that one may stand still.
+        let begun = SystemClock.now();
+        loop {
+            let appended = self.tail.lock().last().get() - self.progress.durable().get();
+            let is_over = appended >= last_group || stop.load(Ordering::Acquire);
+            if is_over || SystemClock.now() - begun >= GATHER_NANOS {
+                return;
+            }
+            thread::yield_now();
+        }
     }
 
     /// Writes and syncs everything appended as one group, then publishes it. Under the commit lock;

@@ -617,6 +617,7 @@ impl Engine {
 /// The committer: one group after the other while there is work, an idle frame when there is none.
 fn run_committer(engine: &Engine, stop: &AtomicBool) {
     let _guard = PoisonOnPanic::new(engine);
+    let mut last_group = 0;
     while !stop.load(Ordering::Acquire) {
         let quiet = engine.quiet.load(Ordering::Acquire);
         let before = engine.progress.durable();
@@ -627,9 +628,13 @@ fn run_committer(engine: &Engine, stop: &AtomicBool) {
             }
             engine.append_idle(&mut engine.tail.lock(), true);
             engine.quiet.store(true, Ordering::Release);
+        } else {
+            engine.gather(last_group, stop);
         }
         let mut committer = engine.committer.lock();
+        let before = committer.durable;
         let due = engine.commit(&mut committer);
+        last_group = committer.durable.get() - before.get();
         drop(committer);
         drop::<Result<Due, _>>(due);
     }

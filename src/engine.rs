@@ -13,6 +13,7 @@ use crate::error::{Cause, Error, Result};
 use crate::events;
 use crate::fence::{FenceState, Floor, is_fenced, last_op, mark};
 use crate::format::header::{End, Listed};
+use crate::format::op::Head;
 use crate::group_commit::{Doorbell, Progress};
 use crate::index::{Slots, SlotsWriter, name_hash};
 use crate::lease::Bell;
@@ -20,7 +21,7 @@ use crate::lease_table::LeaseTable;
 use crate::log::image::{Appender, Image, Images};
 use crate::log::pool::Pool;
 use crate::log::scan::Table;
-use crate::log::segment::{OpRef, Segment, Segments};
+use crate::log::segment::{Glance, OpRef, Segment, Segments};
 use crate::log::usage::{Usage, Weight};
 use crate::op::{Class, Kind};
 use crate::options::{Options, Scope};
@@ -240,6 +241,33 @@ impl Engine {
         hash: u64,
         guard: &'g Guard,
     ) -> Result<Option<OpRef<'g>>> {
+        self.find_newest(hash, guard, |segment, offset| {
+            let found = segment.op(offset)?;
+            Ok(is_named(&found, keyspace, class, name).then_some(found))
+        })
+    }
+
+    /// A little of the newest op under a name, durable or not.
+    fn glance(
+        &self,
+        keyspace: &KeyspaceState,
+        class: Class,
+        name: &[u8],
+        hash: u64,
+        guard: &Guard,
+    ) -> Result<Option<Glance>> {
+        self.find_newest(hash, guard, |segment, offset| {
+            segment.glance(offset, |head, key| is_head_named(head, key, keyspace, class, name))
+        })
+    }
+
+    #[inline(always)]
+    fn find_newest<'g, T>(
+        &self,
+        hash: u64,
+        guard: &'g Guard,
+        probe: impl Fn(&'g Segment, u32) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
         loop {
             let mut is_gone = false;
             let found = self.slots.find(hash, guard, |place| -> Result<_> {
@@ -247,8 +275,7 @@ impl Engine {
                     is_gone = true;
                     return Ok(None);
                 };
-                let found = segment.op(place.offset)?;
-                Ok(is_named(&found, keyspace, class, name).then_some(found))
+                probe(segment, place.offset)
             })?;
             // Between the look at the slot and the look at the segment the op was carried elsewhere and its
             // segment retired: the slot names the new place by now.
@@ -345,23 +372,45 @@ impl Engine {
         Ok(view)
     }
 
+    /// A little of the op that carries the newest state of a fence, found as [`Engine::fence`] does.
+    fn glance_at_fence(
+        &self,
+        keyspace: &KeyspaceState,
+        name: &[u8],
+        hash: u64,
+        guard: &Guard,
+    ) -> Result<Glance> {
+        let mut seen = Glance::default();
+        if keyspace.names_fences() {
+            seen = self.glance(keyspace, Class::Fence, name, hash, guard)?.unwrap_or_default();
+        }
+        if keyspace.options.scope == Scope::Key {
+            let key_hash = self.hash(keyspace, Class::Key, name);
+            let version = self.glance(keyspace, Class::Key, name, key_hash, guard)?;
+            seen = version.filter(|version| version.lsn > seen.lsn).unwrap_or(seen);
+        }
+        Ok(seen)
+    }
+
     /// The refusal that needs no lock: the durable mark alone is above the token.
     ///
     /// The own mark is read before the floor: folding raises the floor before it drops own marks.
     pub fn check_early(&self, keyspace: &KeyspaceState, fence: &[u8], hash: u64, token: Token) -> Result<()> {
         let guard = crossbeam_epoch::pin();
         let durable = self.progress.durable();
-        let mut view = self.fence(keyspace, fence, hash, When::Appended, &guard)?;
-        if !is_fenced(token, view.state.mark, keyspace.floor_appended()) {
+        let seen = self.glance_at_fence(keyspace, fence, hash, &guard)?;
+        if !is_fenced(token, seen.token, keyspace.floor_appended()) {
             return Ok(());
         }
-        if view.state.lsn > durable {
-            view = self.fence(keyspace, fence, hash, When::Visible, &guard)?;
-        }
+        let state = if seen.lsn > durable || seen.is_numbered {
+            self.fence(keyspace, fence, hash, When::Visible, &guard)?.state
+        } else {
+            FenceState { mark: seen.token, lsn: seen.lsn, ..FenceState::default() }
+        };
         let floor = keyspace.floor_durable();
-        if is_fenced(token, view.state.mark, floor) {
+        if is_fenced(token, state.mark, floor) {
             self.counters.fenced.fetch_add(1, Ordering::Relaxed);
-            return Err(fenced(token, fence, &view.state, floor));
+            return Err(fenced(token, fence, &state, floor));
         }
         Ok(())
     }
@@ -441,16 +490,18 @@ pub(crate) fn state_of(op: &OpRef<'_>) -> FenceState {
 
 /// Whether an op stands under a name: as a version of a key, or as the state of a fence.
 pub(crate) fn is_named(found: &OpRef<'_>, keyspace: &KeyspaceState, class: Class, name: &[u8]) -> bool {
-    if found.head.keyspace != keyspace.id {
+    is_head_named(&found.head, found.key(), keyspace, class, name)
+}
+
+#[inline]
+fn is_head_named(head: &Head, key: &[u8], keyspace: &KeyspaceState, class: Class, name: &[u8]) -> bool {
+    if head.keyspace != keyspace.id {
         return false;
     }
-    let key = found.key();
-    match (class, found.head.kind) {
+    match (class, head.kind) {
         (Class::Key, kind) => kind.is_value() && key == name,
         (Class::Fence, Kind::Grant | Kind::Mark) => key == name,
-        (Class::Fence, kind) => {
-            kind.is_value() && found.head.fence().is_some() && keyspace.fence_of(key) == name
-        }
+        (Class::Fence, kind) => kind.is_value() && head.fence().is_some() && keyspace.fence_of(key) == name,
     }
 }
 

@@ -8,13 +8,17 @@
 
 use crate::engine::{Engine, KeyspaceState, When};
 use crate::error::Result;
+use crate::format::frame::FRAME_HEADER_BYTES;
 use crate::index::KeyChunk;
 use crate::log::segment::{OpRef, Pinned, Segment, Segments};
 use crate::op::{Class, Kind};
 use crate::sync::{Arc, Mutex};
 use crate::types::{Lsn, Mark};
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::fmt;
+use std::hint::black_box;
+use std::mem;
 use std::ops::{Bound, Deref};
 
 /// The lsns that snapshots pin.
@@ -149,7 +153,17 @@ impl fmt::Debug for Value {
 impl Engine {
     /// The value of a key.
     pub fn value(&self, keyspace: &KeyspaceState, key: &[u8], when: When) -> Result<Option<Value>> {
-        self.with_version(keyspace, key, when, |segment, found| Ok(value_of(segment, found)))
+        self.hashed_value(keyspace, key, self.hash(keyspace, Class::Key, key), when)
+    }
+
+    fn hashed_value(
+        &self,
+        keyspace: &KeyspaceState,
+        key: &[u8],
+        hash: u64,
+        when: When,
+    ) -> Result<Option<Value>> {
+        self.with_version(keyspace, key, hash, when, |segment, found| Ok(value_of(segment, found)))
     }
 
     /// Runs `read` on the value of a key, borrowed.
@@ -160,7 +174,8 @@ impl Engine {
         when: When,
         read: impl FnOnce(&[u8]) -> T,
     ) -> Result<Option<T>> {
-        self.with_version(keyspace, key, when, |_, found| Ok(read(found.value())))
+        let hash = self.hash(keyspace, Class::Key, key);
+        self.with_version(keyspace, key, hash, when, |_, found| Ok(read(found.value())))
     }
 
     /// Whether a key has a value.
@@ -175,11 +190,11 @@ impl Engine {
         &self,
         keyspace: &KeyspaceState,
         key: &[u8],
+        hash: u64,
         when: When,
         read: impl FnOnce(&Arc<Segment>, &OpRef<'_>) -> Result<T>,
     ) -> Result<Option<T>> {
         let guard = crossbeam_epoch::pin();
-        let hash = self.hash(keyspace, Class::Key, key);
         loop {
             let found = self.version(keyspace, key, hash, when, &guard)?;
             let Some(found) = found.filter(|op| op.head.kind == Kind::Put) else { return Ok(None) };
@@ -189,6 +204,34 @@ impl Engine {
                 return read(segment, &found).map(Some);
             }
         }
+    }
+
+    /// Hashes the next `count` keys behind those that are hashed, and touches what their look-ups will read:
+    /// first all lines of the index, then all ops. The memory fetches those side by side, where one look-up
+    /// behind the other would wait for each.
+    fn hash_ahead(&self, keyspace: &KeyspaceState, keys: &KeyChunk, count: usize, hashes: &mut Vec<u64>) {
+        let guard = crossbeam_epoch::pin();
+        let from = hashes.len();
+        let names = (from..keys.len()).take(count.min(AHEAD)).filter_map(|n| keys.get(n));
+        hashes.extend(names.map(|key| self.hash(keyspace, Class::Key, key)));
+        let new = &hashes[from..];
+        let mut touched = new.iter().fold(0, |touched, &hash| touched ^ self.slots.touch(hash, &guard));
+        let mut ops: [&[u8]; AHEAD] = [&[]; AHEAD];
+        for (op, &hash) in ops.iter_mut().zip(new) {
+            // The first place under the tag is nearly always the right one; if not, nothing is lost.
+            let place = self.slots.find(hash, &guard, |place| Ok::<_, Infallible>(Some(place)));
+            if let Ok(Some(place)) = place
+                && let Some(segment) = self.segments.get(place.segment, &guard)
+            {
+                // The header of a frame with one op stands in front of it.
+                let start = (place.offset as usize).saturating_sub(FRAME_HEADER_BYTES);
+                *op = segment.bytes().get(start..).unwrap_or_default();
+            }
+        }
+        for at in [0, CACHE_LINE, 2 * CACHE_LINE] {
+            touched ^= ops.iter().fold(0, |sum, op| sum ^ u64::from(op.get(at).copied().unwrap_or(0)));
+        }
+        black_box(touched);
     }
 
     /// The mark of a fence as it is on the disk: the larger of its own and the floor.
@@ -229,18 +272,41 @@ pub(crate) struct Walk {
 #[derive(Default)]
 struct Ahead {
     keys: KeyChunk,
+    /// Of the first keys of the chunk.
+    hashes: Vec<u64>,
     next: usize,
     limit: usize,
 }
 
 const FIRST_CHUNK: usize = 16;
 const LARGEST_CHUNK: usize = 1024;
+/// Keys looked up side by side, and at the start of a walk, which may be wanted for one key only.
+const AHEAD: usize = 32;
+const FIRST_AHEAD: usize = 4;
+/// Of most machines; if it is another, a few bytes are touched in vain or not at all.
+const CACHE_LINE: usize = 64;
 
 impl Ahead {
+    /// Whether another chunk is to be copied; the last one was shorter than was asked for.
+    fn is_used_up(&self) -> bool {
+        self.next == self.keys.len() && self.keys.len() == self.limit
+    }
+
     fn grow(&mut self) -> usize {
         self.next = 0;
+        self.hashes.clear();
         self.limit = if self.limit == 0 { FIRST_CHUNK } else { (self.limit * 4).min(LARGEST_CHUNK) };
         self.limit
+    }
+
+    /// The next key and its hash.
+    fn peek(&mut self, engine: &Engine, keyspace: &KeyspaceState) -> Option<(&[u8], u64)> {
+        if self.next == self.hashes.len() {
+            let is_first = self.next == 0 && self.limit == FIRST_CHUNK;
+            let count = if is_first { FIRST_AHEAD } else { AHEAD };
+            engine.hash_ahead(keyspace, &self.keys, count, &mut self.hashes);
+        }
+        Some((self.keys.get(self.next)?, *self.hashes.get(self.next)?))
     }
 }
 
@@ -256,7 +322,7 @@ impl Walk {
 
     pub fn next(&mut self) -> Step {
         loop {
-            if self.front.next == self.front.keys.len() {
+            if self.front.is_used_up() {
                 let limit = self.front.grow();
                 self.keyspace.keys.chunk_after(
                     borrowed(&self.from),
@@ -264,28 +330,27 @@ impl Walk {
                     limit,
                     &mut self.front.keys,
                 );
-                if self.front.keys.is_empty() {
-                    return Ok(None);
-                }
             }
-            let Some(key) = self.front.keys.get(self.front.next).map(<[u8]>::to_vec) else { return Ok(None) };
+            let engine = &self.pin.engine;
+            let Some((key, hash)) = self.front.peek(engine, &self.keyspace) else { return Ok(None) };
             // The other end may have come past the keys that were copied ahead.
-            if is_beyond(&key, &self.to) {
+            if is_beyond(key, &self.to) {
                 return Ok(None);
             }
             // An error leaves the walk where it is, so that it is returned again.
-            let value = self.pin.engine.value(&self.keyspace, &key, When::At(self.pin.lsn))?;
+            let value = engine.hashed_value(&self.keyspace, key, hash, When::At(self.pin.lsn))?;
+            exclude(&mut self.from, key);
+            let found = value.map(|value| (key.to_vec(), value));
             self.front.next += 1;
-            self.from = Bound::Excluded(key.clone());
-            if let Some(value) = value {
-                return Ok(Some((key, value)));
+            if found.is_some() {
+                return Ok(found);
             }
         }
     }
 
     pub fn next_back(&mut self) -> Step {
         loop {
-            if self.back.next == self.back.keys.len() {
+            if self.back.is_used_up() {
                 let limit = self.back.grow();
                 self.keyspace.keys.chunk_before(
                     borrowed(&self.from),
@@ -293,19 +358,19 @@ impl Walk {
                     limit,
                     &mut self.back.keys,
                 );
-                if self.back.keys.is_empty() {
-                    return Ok(None);
-                }
             }
-            let Some(key) = self.back.keys.get(self.back.next).map(<[u8]>::to_vec) else { return Ok(None) };
-            if is_before(&key, &self.from) {
+            let engine = &self.pin.engine;
+            let Some((key, hash)) = self.back.peek(engine, &self.keyspace) else { return Ok(None) };
+            if is_before(key, &self.from) {
                 return Ok(None);
             }
-            let value = self.pin.engine.value(&self.keyspace, &key, When::At(self.pin.lsn))?;
+            // An error leaves the walk where it is, so that it is returned again.
+            let value = engine.hashed_value(&self.keyspace, key, hash, When::At(self.pin.lsn))?;
+            exclude(&mut self.to, key);
+            let found = value.map(|value| (key.to_vec(), value));
             self.back.next += 1;
-            self.to = Bound::Excluded(key.clone());
-            if let Some(value) = value {
-                return Ok(Some((key, value)));
+            if found.is_some() {
+                return Ok(found);
             }
         }
     }
@@ -325,6 +390,17 @@ fn is_before(key: &[u8], from: &Bound<Vec<u8>>) -> bool {
         Bound::Excluded(from) => key <= &from[..],
         Bound::Unbounded => false,
     }
+}
+
+/// The walk has come past `key`. Keeps the memory of the bound.
+fn exclude(bound: &mut Bound<Vec<u8>>, key: &[u8]) {
+    let mut bytes = match mem::replace(bound, Bound::Unbounded) {
+        Bound::Included(bytes) | Bound::Excluded(bytes) => bytes,
+        Bound::Unbounded => Vec::new(),
+    };
+    bytes.clear();
+    bytes.extend_from_slice(key);
+    *bound = Bound::Excluded(bytes);
 }
 
 fn borrowed(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {

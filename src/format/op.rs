@@ -259,6 +259,7 @@ pub(crate) fn encode(op: &Op<'_>, site: &Site, large_checksum: Option<u32>, out:
 
 /// Reads the op that starts at `start` of `bytes`, the bytes of its segment (or a piece of them:
 /// `offset` is then where `start` lies in `segment`). Proves nothing: see [`Head::verify_head`].
+#[inline]
 pub(crate) fn decode(bytes: &[u8], start: usize, segment: SegmentId, offset: u32) -> Result<Head, BadOp> {
     let mut at = Reader { bytes, at: start };
     let checksum = at.u32().ok_or(SHORT)?;
@@ -357,6 +358,7 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
+    #[inline]
     pub fn varint(&mut self) -> Option<u64> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {

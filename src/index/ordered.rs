@@ -241,11 +241,6 @@ impl KeyChunk {
         self.ends.len()
     }
 
-    /// True if the range had no key.
-    pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
-    }
-
     /// Forgets the keys, keeps the memory.
     pub fn clear(&mut self) {
         self.bytes.clear();

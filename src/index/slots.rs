@@ -82,6 +82,13 @@ impl Slots {
         unsafe { self.directory(guard).table(hash, guard).deref() }
     }
 
+    /// Brings near what [`Slots::find`] will read. The answer means nothing, but has to be used: else nothing
+    /// is read.
+    #[inline]
+    pub fn touch(&self, hash: u64, guard: &Guard) -> u64 {
+        self.table(hash, guard).touch(hash)
+    }
+
     /// Calls `probe` with each place whose tag matches `hash`, until it returns `Some` or an error.
     ///
     /// The guard must come from [`crossbeam_epoch::pin`]. A match is a hint: `probe` compares the key.

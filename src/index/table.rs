@@ -175,6 +175,12 @@ impl Table {
         iter::successors(self.spill.get(), |block| block.next.get()).map(Box::as_ref)
     }
 
+    /// Reads the line in which a look-up starts, for the sake of having read it.
+    #[inline]
+    pub(super) fn touch(&self, hash: u64) -> u64 {
+        self.pair(hash)[0].0[0].load(Ordering::Relaxed)
+    }
+
     /// Offers each place under the tag of `hash` to `probe` until it takes one.
     #[inline]
     pub(super) fn find<T, E>(

@@ -95,6 +95,20 @@ pub(crate) struct OpRef<'a> {
     pub bytes: Bytes<'a>,
 }
 
+/// What a refusal needs to know of an op.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Glance {
+    pub token: u64,
+    pub lsn: Lsn,
+    pub is_numbered: bool,
+}
+
+impl Glance {
+    fn of(head: &Head, lsn: Lsn) -> Self {
+        Glance { token: head.token, lsn, is_numbered: head.is_numbered() }
+    }
+}
+
 impl OpRef<'_> {
     pub fn op(&self) -> Op<'_> {
         self.head.op(&self.bytes)
@@ -131,6 +145,23 @@ impl Segment {
             Body::Map(map) => self.parse(Bytes::Borrowed(map), 0, offset, true),
             Body::Pread(end) => self.op_by_reading(offset, *end),
         }
+    }
+
+    /// As [`Segment::op`], for who wants only a little of the op that stands under a name: an op that is
+    /// handed up from here is copied several times, and that costs more than finding it.
+    #[inline]
+    pub fn glance(&self, offset: u32, is_named: impl FnOnce(&Head, &[u8]) -> bool) -> Result<Option<Glance>> {
+        let (bytes, verify): (&[u8], bool) = match &self.body {
+            Body::Image(image) => (image.bytes(), false),
+            Body::Map(map) => (map, true),
+            Body::Pread(_) => {
+                let found = self.op(offset)?;
+                let glance = Glance::of(&found.head, found.lsn);
+                return Ok(is_named(&found.head, found.key()).then_some(glance));
+            }
+        };
+        let (head, lsn) = self.head(bytes, 0, offset, verify)?;
+        Ok(is_named(&head, &bytes[head.key()]).then(|| Glance::of(&head, lsn)))
     }
 
     /// Everything readable without a system call: empty where values are read with positioned reads.
@@ -200,21 +231,28 @@ impl Segment {
 
     /// `bytes` start at `base` of the segment and hold at least the frame header and the op.
     fn parse<'a>(&self, bytes: Bytes<'a>, base: u32, offset: u32, verify: bool) -> Result<OpRef<'a>> {
+        let (head, lsn) = self.head(&bytes, base, offset, verify)?;
+        Ok(OpRef { at: self.location(offset), lsn, head, bytes })
+    }
+
+    /// Inlined, for the head is several words: see [`Segment::glance`].
+    #[inline(always)]
+    fn head(&self, bytes: &[u8], base: u32, offset: u32, verify: bool) -> Result<(Head, Lsn)> {
         let start = offset.wrapping_sub(base) as usize;
         if offset < base || start > bytes.len() {
             return Err(self.corrupt(offset, "a place behind the end of the segment"));
         }
-        let head = op::decode(&bytes, start, self.id, offset).map_err(|bad| self.corrupt(offset, bad.0))?;
+        let head = op::decode(bytes, start, self.id, offset).map_err(|bad| self.corrupt(offset, bad.0))?;
         let frame = offset.checked_sub(head.back).filter(|&frame| frame >= HEADER_BYTES && frame >= base);
         let lsn = frame
             .and_then(|frame| bytes.get((frame - base) as usize + LSN_AT..)?.first_chunk::<8>())
             .map(|lsn| Lsn::new(u64::from_le_bytes(*lsn)))
             .ok_or_else(|| self.corrupt(offset, "an op outside of a frame"))?;
-        if verify && !head.verify_head(&bytes, self.salt, offset, lsn) {
+        if verify && !head.verify_head(bytes, self.salt, offset, lsn) {
             return Err(self.corrupt(offset, "an op does not match its checksum"));
         }
-        let lsn = head.moved_lsn(&bytes).unwrap_or(lsn);
-        Ok(OpRef { at: self.location(offset), lsn, head, bytes })
+        let lsn = head.moved_lsn(bytes).unwrap_or(lsn);
+        Ok((head, lsn))
     }
 
     fn op_by_reading(&self, offset: u32, end: u32) -> Result<OpRef<'static>> {

@@ -216,3 +216,42 @@ fn s2_a_large_value_stays_readable_after_its_segment_is_sealed_and_the_store_is_
         assert_err!(ks.put(token(1), b"a", b""), Error::Closed);
     }
 }
+
+/// Sizes around those of the chunks that a walk copies ahead, 16, 64, 256 and 1024, and their sums.
+#[test]
+fn s1_a_walk_from_both_ends_meets_every_key_once_over_many_chunks() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    let mut written = 0u16;
+    for keys in [0u16, 1, 4, 5, 15, 16, 17, 47, 48, 79, 80, 81, 336, 337, 1361, 1500] {
+        for n in written..keys {
+            ks.submit_put(token(1), &n.to_be_bytes(), &n.to_le_bytes()).map(drop).unwrap();
+        }
+        if keys > 5 {
+            ks.delete(token(1), &(keys - 5).to_be_bytes()).unwrap();
+        }
+        ks.put(token(1), &keys.to_be_bytes(), b"").unwrap();
+        ks.delete(token(1), &keys.to_be_bytes()).unwrap();
+        written = keys;
+        let expected: Vec<Vec<u8>> =
+            (0..keys).map(|n| n.to_be_bytes().to_vec()).filter(|key| ks.contains_key(key).unwrap()).collect();
+        for turns in [[1, 0], [0, 1], [1, 1], [7, 1], [1, 40]] {
+            let (mut walk, mut front, mut back) = (ks.iter(), Vec::new(), Vec::new());
+            // Comes into the set of keys under the walk, and is not of its lsn.
+            ks.put(token(1), &[0, 0, 0], b"later").unwrap();
+            loop {
+                let before = front.len() + back.len();
+                front.extend(walk.by_ref().take(turns[0]).map(|item| item.unwrap().0));
+                back.extend(walk.by_ref().rev().take(turns[1]).map(|item| item.unwrap().0));
+                if front.len() + back.len() == before {
+                    break;
+                }
+            }
+            front.extend(back.into_iter().rev());
+            assert_eq!(front, expected, "{keys} keys, {turns:?} at a time");
+            assert!(walk.next().is_none() && walk.next_back().is_none());
+            ks.delete(token(1), &[0, 0, 0]).unwrap();
+        }
+    }
+}
