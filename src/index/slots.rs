@@ -102,12 +102,6 @@ impl Slots {
         self.table(hash, guard).find(hash, probe)
     }
 
-    /// Brings what a search for `hash` reads into the cache.
-    #[inline]
-    pub fn touch(&self, hash: u64, guard: &Guard) {
-        std::hint::black_box(self.table(hash, guard).words_of(hash));
-    }
-
     /// Whether this very entry is there.
     pub fn holds(&self, hash: u64, place: Place, guard: &Guard) -> bool {
         self.table(hash, guard).slot(hash, place).is_some()

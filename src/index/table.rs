@@ -161,12 +161,6 @@ impl Table {
         [&self.lines[home], &self.lines[home ^ step]]
     }
 
-    /// A word of each line of `hash`, whichever.
-    #[inline(always)]
-    pub(super) fn words_of(&self, hash: u64) -> [u64; 2] {
-        self.pair(hash).map(|line| line.0[0].load(Ordering::Relaxed))
-    }
-
     fn in_spill(&self) -> impl Iterator<Item = &Line> {
         self.blocks().flat_map(|block| &block.lines)
     }
