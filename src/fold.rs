@@ -29,6 +29,7 @@ impl Engine {
     pub fn fold(&self, victims: &[Victim]) -> Result<()> {
         let mut floors: BTreeMap<KeyspaceId, (Arc<KeyspaceState>, u64)> = BTreeMap::new();
         let mut limits = BTreeMap::new();
+        let mut held_back = 0;
         for op in victims.iter().flat_map(Victim::ops) {
             let op = op?;
             let Some(keyspace) = self.keyspace_by_id(op.head.keyspace) else { continue };
@@ -41,7 +42,12 @@ impl Engine {
             let limit = *limits.entry(keyspace.id).or_insert_with(|| self.lowest_needed(&keyspace));
             if limit.is_none_or(|limit| token < limit.get()) {
                 floors.insert(keyspace.id, (keyspace, token));
+            } else {
+                held_back += 1;
             }
+        }
+        if held_back > 0 || !floors.is_empty() {
+            self.counters.held_back.store(held_back, Ordering::Relaxed);
         }
         for (keyspace, token) in floors.into_values() {
             let floor = Floor::folded(token);

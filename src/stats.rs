@@ -42,6 +42,8 @@ pub(crate) struct Counters {
     pub dropped: AtomicU64,
     /// Floors raised over marks that nobody needed.
     pub folds: AtomicU64,
+    /// Marks that the last round which met any could not fold.
+    pub held_back: AtomicU64,
     pub retired: AtomicU64,
     pub retired_bytes: AtomicU64,
 }
@@ -123,6 +125,9 @@ pub struct Stats {
     pub dropped_deletes: u64,
     /// Times that marks were folded into a floor.
     pub folds: u64,
+    /// Marks that nobody needs, of those that compaction came across last, and that it could not fold: a lease
+    /// of the same keyspace with a lower token is not over. Long leases belong in a keyspace of their own.
+    pub held_back_marks: u64,
     /// Who waits for a lease now.
     pub waiting: u64,
     /// Grants whose end somebody wants to hear of, or that are kept alive.
@@ -217,6 +222,7 @@ impl Counters {
             retired_segments: read(&self.retired),
             dropped_deletes: read(&self.dropped),
             folds: read(&self.folds),
+            held_back_marks: read(&self.held_back),
             ..Stats::default()
         }
     }
@@ -269,6 +275,7 @@ impl Stats {
             retired_segments,
             dropped_deletes,
             folds,
+            held_back_marks,
             waiting,
             watched_leases,
             leases,
@@ -314,6 +321,7 @@ impl Stats {
             counter("retired_segments", retired_segments),
             counter("dropped_deletes", dropped_deletes),
             counter("folds", folds),
+            gauge("held_back_marks", held_back_marks),
             gauge("waiting", waiting),
             gauge("watched_leases", watched_leases),
             gauge("leases", leases),

@@ -20,6 +20,7 @@ fn marks_that_nobody_needs_become_a_floor_below_what_is_held() {
         let floor = ks.floor().expect("twenty marks were folded");
         assert!(floor.is_folded);
         assert_eq!(floor.mark.get(), number - 1, "exactly the largest mark that it replaces");
+        assert!(db.stats().held_back_marks >= 20, "{:?}", db.stats());
         ks.put(held.token(), b"held/", b"still mine").unwrap();
         // A token equal to the floor is fenced on every fence: nobody knows any more which one it was for.
         let equal = token(number - 1);
@@ -39,6 +40,7 @@ fn marks_that_nobody_needs_become_a_floor_below_what_is_held() {
         churn(&db);
         db.compact().unwrap();
         assert!(floor_of(&ks) >= number + 20, "{:?}", ks.floor());
+        assert_eq!(db.stats().held_back_marks, 0);
         // A fence with a key keeps its own mark, under the floor or not.
         assert_eq!(ks.get(b"before-3/x").unwrap().unwrap().bytes(), b"new");
         assert!(floor_of(&ks) <= ks.mark(b"before-3/x").unwrap().unwrap().get());
