@@ -115,14 +115,18 @@ impl Run {
     fn adopt_folds(&mut self) {
         for (at, (of, ks)) in self.model.spaces.iter_mut().zip(&self.spaces).enumerate() {
             let Some(floor) = ks.floor() else { continue };
-            if floor.is_folded && (floor.mark.get(), true) > (of.floor, of.folded) {
+            // Under a floor raised on purpose as well.
+            let forgotten = floor.forgotten.map_or(0, Mark::get);
+            if forgotten > of.folded_to {
                 assert_eq!(of.tokens, Tokens::Store, "{} is folded by its user only", ks.name());
                 let lowest =
                     self.held.iter().filter(|held| held.space == at && of.mark(&held.key) == held.token);
                 let lowest = lowest.map(|held| held.token).min();
-                assert!(lowest.is_none_or(|held| floor.mark.get() < held), "{floor:?} over {lowest:?}");
-                assert!(floor.mark.get() <= self.model.counter);
-                (of.floor, of.folded, of.folded_to) = (floor.mark.get(), true, floor.mark.get());
+                assert!(lowest.is_none_or(|held| forgotten < held), "{floor:?} over {lowest:?}");
+                assert!(forgotten <= self.model.counter);
+                of.folded |= forgotten >= of.floor;
+                of.floor = of.floor.max(forgotten);
+                of.folded_to = forgotten;
             }
         }
     }

@@ -87,7 +87,6 @@ impl Space {
             (last, _) if token == fence.mark => last.map_or(LastOp::Nothing, |(op, _)| committed(op)),
             (_, Some((was, op))) if token == was => committed(op),
             (_, Some((was, _))) if token < was => LastOp::Unknown,
-            (_, None) if token < self.floor => LastOp::Unknown,
             _ => LastOp::Nothing,
         }
     }
