@@ -86,7 +86,7 @@ impl Engine {
                 return Ok(append(&mut tail));
             }
             drop(tail);
-            self.make_room(HEADER_BYTES + room, need)?;
+            self.make_room(room, need)?;
         }
     }
 

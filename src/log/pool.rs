@@ -144,6 +144,12 @@ impl Pool {
         Some(ready.remove(at))
     }
 
+    /// Whether [`Pool::take`] finds one.
+    pub fn has_spare(&self, bytes: u32, need: Need) -> bool {
+        let ready = self.ready.lock();
+        ready.len() > need.keeps_back() && ready.iter().any(|spare| spare.listed.bytes >= bytes)
+    }
+
     /// Takes back a spare in which nothing was written. Quick: called under the tail lock.
     pub fn give_back(&self, spare: Spare) {
         self.ready.lock().push(spare);
