@@ -82,7 +82,7 @@ pub use acquire::Acquire;
 pub use admit::{Expect, Require};
 pub use backup::{Checkpoint, Restore, Restored, Salvage, Salvaged, restore, salvage};
 pub use batch::Batch;
-#[cfg(any(test, feature = "sim", fuzzing))]
+#[cfg(any(test, feature = "testkit", fuzzing))]
 pub use clock::ManualClock;
 pub use clock::{Clock, SystemClock};
 pub use compact::Compacted;
