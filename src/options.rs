@@ -260,7 +260,7 @@ impl Options {
     /// Draws the ids of the store, its lives and its owners from a seed, so that a simulation can be
     /// repeated bit for bit. Never for real data: two stores of one seed would take each other's bytes
     /// for their own.
-    #[cfg(any(test, feature = "sim", fuzzing))]
+    #[cfg(any(test, feature = "testkit", fuzzing))]
     pub fn deterministic(mut self, seed: u64) -> Self {
         self.entropy = Entropy::seeded(seed);
         self

@@ -114,7 +114,7 @@ impl Restore {
     }
 
     /// As [`Options::deterministic`], for simulations.
-    #[cfg(any(test, feature = "sim", fuzzing))]
+    #[cfg(any(test, feature = "testkit", fuzzing))]
     pub fn deterministic(mut self, seed: u64) -> Self {
         self.options = self.options.deterministic(seed);
         self

@@ -133,7 +133,7 @@ impl Salvage {
     }
 
     /// As [`Options::deterministic`], for simulations.
-    #[cfg(any(test, feature = "sim", fuzzing))]
+    #[cfg(any(test, feature = "testkit", fuzzing))]
     pub fn deterministic(mut self, seed: u64) -> Self {
         self.options = self.options.deterministic(seed);
         self

@@ -31,11 +31,11 @@ use std::fmt;
 use std::io;
 
 mod disk;
-#[cfg(any(test, feature = "sim", fuzzing))]
+#[cfg(any(test, feature = "testkit", fuzzing))]
 mod sim;
 
 pub use disk::Disk;
-#[cfg(any(test, feature = "sim", fuzzing))]
+#[cfg(any(test, feature = "testkit", fuzzing))]
 pub use sim::{CallKind, Crash, Fault, SimDisk, SyncFailure};
 
 /// How a file is to be opened.
