@@ -26,7 +26,8 @@ fn main() {
         for n in 0..ids / WORKERS {
             let id = (worker << 40 | n).to_be_bytes();
             let lease = timed(&longest, || jobs.lease(&id).acquire()).expect("granted");
-            timed(&longest, || jobs.put(lease.token(), &id, &[7; 50])).expect("not fenced: the lease is live");
+            timed(&longest, || jobs.put(lease.token(), &id, &[7; 50]))
+                .expect("not fenced: the lease is live");
             timed(&longest, || jobs.delete(lease.token(), &id)).expect("not fenced: the lease is live");
             timed(&longest, || lease.release()).expect("held until here");
             if n % 100 == 0 {
