@@ -295,7 +295,9 @@ impl Db {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn compact(&self) -> Result<Compacted> {
-        self.shared.engine.compact_all()
+        let done = self.shared.engine.compact_all();
+        self.shared.engine.note_compaction(&done);
+        done
     }
 
     /// Makes everything submitted durable, seals the log, and gives the directory free. Later calls on

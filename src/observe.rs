@@ -56,8 +56,8 @@ impl Engine {
         }
     }
 
-    /// Notes how a round of compaction in the background went.
-    pub fn note_compaction(&self, done: &Result<bool>) {
+    /// Notes how a round of compaction went.
+    pub fn note_compaction<T>(&self, done: &Result<T>) {
         let mut trouble = self.compaction_trouble.lock();
         match done {
             // The damaged segment is left alone from then on, so that later rounds go well.
