@@ -320,13 +320,13 @@ impl Engine {
             .collect()
     }
 
-    /// Makes everything durable that was carried, with at least one frame behind the victims: what holds the
-    /// newest lsn and the counter is never retired.
+    /// Makes everything durable that was carried, then a frame that says so, behind the victims. Without it the
+    /// newest group would hold what is proven by nothing and is nowhere else; and what holds the newest lsn and
+    /// the counter is never retired.
     fn sync_behind(&self) -> Result<Lsn> {
+        self.commit_now()?;
         let (lsn, group) = self.with_room(room(frame_bytes(0, 0), 0), Need::Compaction, |tail| {
-            if tail.active.as_ref().is_some_and(|active| active.frames == 0) {
-                self.append_idle(tail, true);
-            }
+            self.append_idle(tail, true);
             (tail.last(), tail.group_of(tail.last()))
         })?;
         self.wait_durable(lsn, group)?;
