@@ -1,24 +1,26 @@
 //! Puts known bugs into tidewall, one at a time, and fails unless its tests find each.
 
 mod bugs;
+mod mutants;
+mod mutate;
 mod run;
 mod tree;
 
 use bugs::{Bug, binary_and_filter, complaints, load, root};
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use comfy_table::{Table, presets};
-use run::run;
+use run::{in_turn, run, usual_times};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 use tree::Tree;
 
 /// Puts known bugs into tidewall, one at a time: its tests must find each.
 #[derive(Parser)]
+#[command(args_conflicts_with_subcommands = true)]
 struct Args {
+    #[command(subcommand)]
+    other: Option<Other>,
     /// Only the bugs whose names hold one of these.
     names: Vec<String>,
     /// Says what there is, and runs nothing.
@@ -34,12 +36,21 @@ struct Args {
     /// without a bug.
     #[arg(long, default_value_t = 20)]
     limit: u64,
+    /// Does not first see the tests pass without a bug.
+    #[arg(long)]
+    trust: bool,
     /// Prints what the test that found a bug had to say.
     #[arg(long)]
     show: bool,
     /// Instead of the tests that a bug names, all of these binaries, whatever they find: for a bug that is new.
     #[arg(long, value_delimiter = ',')]
     search: Vec<String>,
+}
+
+#[derive(Subcommand)]
+enum Other {
+    /// Makes small changes by rule instead, one at a time: each must be found, or have its reason in SURVIVORS.md.
+    Mutants(mutate::Args),
 }
 
 /// What came of one bug.
@@ -50,7 +61,12 @@ struct Tried<'b> {
 }
 
 fn main() -> ExitCode {
-    match gallery(&Args::parse()) {
+    let args = Args::parse();
+    let passed = match &args.other {
+        Some(Other::Mutants(args)) => mutate::mutate(args),
+        None => gallery(&args),
+    };
+    match passed {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(what) => {
@@ -80,24 +96,12 @@ fn gallery(args: &Args) -> Result<bool, String> {
     }
     let tests = || wanted.iter().flat_map(|&at| &bugs[at].tests);
     let tree = Tree::make(&bugs, tests().map(|test| binary_and_filter(test).0).collect())?;
-    let usual = without_bugs(&tree, tests())?;
+    let usual = match args.trust {
+        true => BTreeMap::new(),
+        false => usual_times(&tree, args.jobs, tests().map(|test| &**test))?,
+    };
     let begun = Instant::now();
-    let (next, tried) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    thread::scope(|scope| {
-        for _ in 0..args.jobs.max(1) {
-            scope.spawn(|| {
-                while let Some(&at) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let result = try_bug(&tree, at, &bugs[at], &usual, args);
-                    if let Ok(mut tried) = tried.lock() {
-                        tried.push((at, result));
-                    }
-                }
-            });
-        }
-    });
-    let mut tried = tried.into_inner().map_err(|e| e.to_string())?;
-    tried.sort_by_key(|(at, _)| *at);
-    let tried: Vec<Tried<'_>> = tried.into_iter().map(|(_, tried)| tried).collect::<Result<_, _>>()?;
+    let tried = in_turn(args.jobs, &wanted, |&at| try_bug(&tree, at, &bugs[at], &usual, args))?;
     println!("{}", table(&tried));
     let missed: Vec<&str> =
         tried.iter().filter(|tried| tried.found.is_none()).map(|tried| &*tried.bug.name).collect();
@@ -113,28 +117,6 @@ fn gallery(args: &Args) -> Result<bool, String> {
         println!("not found: {}", missed.join(", "));
     }
     Ok(missed.is_empty())
-}
-
-/// How long each test takes without a bug; all must pass then.
-fn without_bugs<'t>(
-    tree: &Tree,
-    tests: impl Iterator<Item = &'t String>,
-) -> Result<BTreeMap<&'t str, Duration>, String> {
-    let mut usual = BTreeMap::new();
-    for test in tests {
-        if usual.contains_key(&**test) {
-            continue;
-        }
-        let ran = run(tree, test, 0, Duration::from_secs(600)).map_err(|e| e.to_string())?;
-        if let Some(failure) = ran.failure() {
-            return Err(format!("{test} fails without a bug: {failure}\n{}", ran.output));
-        }
-        if ran.passed() == 0 {
-            return Err(format!("{test}: no test has such a name"));
-        }
-        usual.insert(&**test, ran.time);
-    }
-    Ok(usual)
 }
 
 /// Runs the tests of a bug, the quickest first, until one fails.
@@ -167,6 +149,8 @@ fn try_bug<'b>(
         failed.for_each(|line| println!("    {line}"));
         tried.found = Some(binary.to_owned());
     }
+    let seconds = tried.time.as_secs_f64();
+    eprintln!("{seconds:7.2} s  {}: {}", bug.name, tried.found.as_deref().unwrap_or("NOBODY"));
     Ok(tried)
 }
 

@@ -2,11 +2,13 @@
 
 use crate::bugs::binary_and_filter;
 use crate::tree::{SWITCH, Tree};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -90,4 +92,50 @@ fn wait(
         }
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// How long each test takes without a bug; all must pass then.
+pub fn usual_times<'t>(
+    tree: &Tree,
+    jobs: usize,
+    tests: impl Iterator<Item = &'t str>,
+) -> Result<BTreeMap<&'t str, Duration>, String> {
+    let tests: Vec<&str> = tests.collect::<BTreeSet<&str>>().into_iter().collect();
+    let times = in_turn(jobs, &tests, |test| {
+        let ran = run(tree, test, 0, Duration::from_secs(600)).map_err(|e| e.to_string())?;
+        if let Some(failure) = ran.failure() {
+            return Err(format!("{test} fails without a bug: {failure}\n{}", ran.output));
+        }
+        if ran.passed() == 0 {
+            return Err(format!("{test}: no test has such a name"));
+        }
+        Ok((*test, ran.time))
+    })?;
+    Ok(times.into_iter().collect())
+}
+
+/// Does something with each, so many at a time; the answers in the same order.
+pub fn in_turn<'a, T: Sync, A: Send>(
+    jobs: usize,
+    all: &'a [T],
+    each: impl Fn(&'a T) -> Result<A, String> + Sync,
+) -> Result<Vec<A>, String> {
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..jobs.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(one) = all.get(at) else { break };
+                    let answer = each(one);
+                    if let Ok(mut done) = done.lock() {
+                        done.push((at, answer));
+                    }
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().map_err(|e| e.to_string())?;
+    done.sort_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, answer)| answer).collect()
 }

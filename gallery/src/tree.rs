@@ -25,18 +25,15 @@ const LOOM: &str = "tests/loom.rs";
 /// The copy, and the test binaries built of it, by name.
 pub struct Tree {
     pub dir: PathBuf,
+    /// Where the dependencies are built as well that the crate's own tests need.
+    target: PathBuf,
     pub binaries: BTreeMap<String, PathBuf>,
 }
 
 impl Tree {
     /// Copies the crate, puts all bugs in, and builds these test binaries.
     pub fn make(bugs: &[Bug], wanted: BTreeSet<&str>) -> Result<Tree, String> {
-        let base = env::var_os("CARGO_TARGET_DIR")
-            .map_or_else(|| root().join("target"), PathBuf::from)
-            .join("gallery");
-        let dir = base.join("tree");
-        let failed = |e: io::Error| format!("copying the crate to {}: {e}", dir.display());
-        let mut files = copies(&root()).map_err(failed)?;
+        let mut files = copies(&root()).map_err(|e| e.to_string())?;
         for (at, bug) in bugs.iter().enumerate() {
             for edit in &bug.edit {
                 let text = files.get_mut(Path::new(&edit.file));
@@ -44,30 +41,43 @@ impl Tree {
                 seed(text, edit, at + 1).map_err(|what| format!("{}: {what}", bug.name))?;
             }
         }
+        Tree::of(files, "bugs")?.build(wanted)
+    }
+
+    /// Writes these files, and the switch, where no other tree is.
+    pub fn of(mut files: BTreeMap<PathBuf, Vec<u8>>, name: &str) -> Result<Tree, String> {
+        let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+        let dir = target.join("gallery").join(name);
         files.insert("src/seeded.rs".into(), SWITCH_SOURCE.into());
         append(&mut files, "src/lib.rs", "mod seeded;");
+        allow_warnings(&mut files);
+        rename(&mut files, name);
         append(&mut files, LOOM, "#[path = \"../src/seeded.rs\"]\nmod seeded;");
-        write(&files, &dir).map_err(failed)?;
+        write(&files, &dir).map_err(|e| format!("copying the crate to {}: {e}", dir.display()))?;
+        Ok(Tree { dir, target, binaries: BTreeMap::new() })
+    }
 
+    /// Builds these test binaries.
+    pub fn build(mut self, wanted: BTreeSet<&str>) -> Result<Tree, String> {
         let (loom, plain): (Vec<&str>, Vec<&str>) = wanted.into_iter().partition(|binary| *binary == "loom");
-        let mut binaries = BTreeMap::new();
         if !plain.is_empty() {
-            binaries = build(&dir, &base.join("build"), &plain, "")?;
+            self.binaries = build(&self.dir, &self.target, &plain, "")?;
         }
         if !loom.is_empty() {
-            binaries.extend(build(&dir, &base.join("loom"), &loom, "--cfg loom")?);
+            self.binaries.extend(build(&self.dir, &self.target.join("loom"), &loom, "--cfg loom")?);
         }
-        Ok(Tree { dir, binaries })
+        Ok(self)
     }
 }
 
 /// The files of the crate that its tests need.
-fn copies(root: &Path) -> io::Result<BTreeMap<PathBuf, Vec<u8>>> {
-    const NOT: [&str; 5] = ["gallery", "model", "fuzz", "target", "peers"];
+pub fn copies(root: &Path) -> io::Result<BTreeMap<PathBuf, Vec<u8>>> {
+    const NOT: [&str; 5] = ["gallery", "model", "fuzz", "target", "benches/peers"];
     let mut files = BTreeMap::new();
+    let base = root.to_owned();
     let walk = ignore::WalkBuilder::new(root)
         .require_git(false)
-        .filter_entry(|entry| !NOT.iter().any(|not| entry.file_name() == *not && entry.depth() <= 2))
+        .filter_entry(move |entry| !NOT.iter().any(|not| entry.path() == base.join(not)))
         .build();
     for entry in walk {
         let entry = entry.map_err(io::Error::other)?;
@@ -82,6 +92,23 @@ fn copies(root: &Path) -> io::Result<BTreeMap<PathBuf, Vec<u8>>> {
 fn append(files: &mut BTreeMap<PathBuf, Vec<u8>>, file: &str, text: &str) {
     if let Some(bytes) = files.get_mut(Path::new(file)) {
         bytes.extend_from_slice(format!("\n{text}\n").as_bytes());
+    }
+}
+
+/// Under another version, so that what is built of it lies beside what is built of the crate itself.
+fn rename(files: &mut BTreeMap<PathBuf, Vec<u8>>, name: &str) {
+    if let Some(bytes) = files.get_mut(Path::new("Cargo.toml")) {
+        let manifest = String::from_utf8_lossy(bytes);
+        let version = manifest.lines().find(|line| line.starts_with("version = ")).unwrap_or_default();
+        let other = format!("{}-{name}\"", version.trim_end_matches('"'));
+        *bytes = manifest.replacen(version, &other, 1).into_bytes();
+    }
+}
+
+/// What is behind a switch reads as code that is never reached, or unused.
+fn allow_warnings(files: &mut BTreeMap<PathBuf, Vec<u8>>) {
+    if let Some(bytes) = files.get_mut(Path::new("src/lib.rs")) {
+        bytes.splice(0..0, *b"#![allow(warnings)]\n");
     }
 }
 
@@ -138,10 +165,8 @@ fn build(
         };
     }
     cargo.current_dir(dir).env("CARGO_TARGET_DIR", target).stderr(Stdio::inherit()).stdout(Stdio::piped());
-    // What switches are for is read as a piece of code that is never reached, or unused.
-    cargo.env("RUSTFLAGS", format!("-Awarnings {flags}"));
     if !flags.is_empty() {
-        cargo.args(["--profile", "loom"]);
+        cargo.args(["--profile", "loom"]).env("RUSTFLAGS", flags);
     }
     let output = cargo.output().map_err(|e| format!("cargo: {e}"))?;
     if !output.status.success() {
@@ -159,6 +184,27 @@ fn build(
         binaries.insert(name.to_owned(), executable.into());
     }
     Ok(binaries)
+}
+
+/// Where the compiler refuses the library: the file, and the place in it.
+pub fn errors(tree: &Tree) -> Result<Vec<(String, usize)>, String> {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
+    cargo.args(["test", "--no-run", "--lib", "--features", "sim", "--message-format=json"]);
+    cargo.current_dir(&tree.dir).env("CARGO_TARGET_DIR", &tree.target);
+    let output = cargo.stderr(Stdio::null()).output().map_err(|e| format!("cargo: {e}"))?;
+    let mut errors = Vec::new();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let Ok(message) = serde_json::from_str::<Value>(line) else { continue };
+        if message["message"]["level"] != "error" {
+            continue;
+        }
+        for span in message["message"]["spans"].as_array().into_iter().flatten() {
+            if let (Some(file), Some(byte)) = (span["file_name"].as_str(), span["byte_start"].as_u64()) {
+                errors.push((file.to_owned(), byte as usize));
+            }
+        }
+    }
+    Ok(errors)
 }
 
 #[cfg(test)]
