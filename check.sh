@@ -16,6 +16,7 @@ step "form"
 cargo fmt --check
 if [[ -f fuzz/Cargo.toml ]]; then cargo fmt --check --manifest-path fuzz/Cargo.toml; fi
 cargo fmt --check --manifest-path model/Cargo.toml
+cargo fmt --check --manifest-path gallery/Cargo.toml
 cargo fmt --check --manifest-path benches/peers/Cargo.toml
 
 step "clippy, all targets and features; the library without any"
@@ -47,6 +48,12 @@ RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR="$target/shuttle" cargo test --locked
 step "the protocol searched exhaustively, and the engine beside its model"
 CARGO_TARGET_DIR="$target/model" cargo clippy --locked --release --all-targets --manifest-path model/Cargo.toml -- -D warnings
 CARGO_TARGET_DIR="$target/model" cargo test --locked --release --manifest-path model/Cargo.toml
+
+step "a gallery of bugs: each still fits the source, and the tests find every tenth"
+CARGO_TARGET_DIR="$target/tools" cargo clippy --locked --release --all-targets --manifest-path gallery/Cargo.toml -- -D warnings
+CARGO_TARGET_DIR="$target/tools" cargo test --locked --release --manifest-path gallery/Cargo.toml
+CARGO_TARGET_DIR="$target/tools" cargo build --locked --release --manifest-path gallery/Cargo.toml
+CARGO_TARGET_DIR="$target" "$target/tools/release/tidewall-gallery" --every 10
 
 # The toolchain in use may be the promised one already; then all of the above was built with it.
 msrv=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' Cargo.toml)

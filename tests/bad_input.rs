@@ -527,6 +527,22 @@ fn a_lock_file_with_any_content_opens() {
     drop(Db::open(&path).unwrap());
 }
 
+/// Beads 2933: whoever removes a lock file lets one process lock the old file and another the new one.
+#[test]
+fn the_lock_file_stays_when_the_store_is_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("d");
+    let db = Db::open(&path).unwrap();
+    let waits = fs::File::open(path.join("LOCK")).unwrap();
+    db.close().unwrap();
+    assert!(path.join("LOCK").exists());
+    // Who had opened the file before holds the lock that the next one asks for.
+    waits.try_lock().unwrap();
+    assert_err!(Db::open(&path), Error::Locked { .. });
+    drop(waits);
+    Db::open(&path).unwrap();
+}
+
 /// Sled 1234, 1289: dropping joins the threads and lets go of the lock.
 #[test]
 fn a_store_is_opened_at_once_after_it_was_dropped() {

@@ -39,6 +39,7 @@
 //! | redb 620 (E1), rocksdb 919 (E2), raft-engine 344 (E3) | claims `a_full_disk_refuses_puts_only_and_freed_space_heals_it`, `a_store_opens_on_a_full_disk` |
 //! | hashi 1008 (E7) | claims `d5_after_a_failed_sync_nothing_is_acknowledged_until_the_store_is_reopened` |
 //! | acid-state 175 (E10) | `closing_reports_a_failed_sync` |
+//! | lsm-tree 310, fjall 263 (E11: a panic half-way) | `a_panic_in_the_disk_leaves_nobody_waiting` |
 //! | bitcask 196 (G3) | `an_update_writes_little_more_than_its_own_bytes` |
 //! | fjall 257 (G6) | claims `l2_tokens_strictly_increase_across_reopening_and_power_cuts` |
 //! | sled 1509 (D13: no way to repair) | verify and salvage, all of them |
@@ -264,6 +265,108 @@ fn closing_reports_a_failed_sync() {
     sim.disk.fail(Fault::errno(CallKind::SyncData, 5));
     assert_err!(db.close(), Error::Io { .. });
     assert!(rows(&sim.open()).contains_key(b"b").unwrap());
+}
+
+mod trap {
+    use std::io;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use tidewall::storage::{Access, File, Mapping, SimDisk, Storage};
+
+    /// A disk that panics in the first sync after it was armed.
+    #[derive(Clone, Debug)]
+    pub struct Trap {
+        pub disk: SimDisk,
+        pub armed: Arc<AtomicBool>,
+    }
+
+    impl Storage for Trap {
+        fn lock(&self, name: &str) -> io::Result<Box<dyn Send + Sync>> {
+            self.disk.lock(name)
+        }
+
+        fn open(&self, name: &str, access: Access) -> io::Result<Arc<dyn File>> {
+            Ok(Arc::new(TrapFile(self.disk.open(name, access)?, self.armed.clone())))
+        }
+
+        fn list(&self) -> io::Result<Vec<String>> {
+            self.disk.list()
+        }
+
+        fn remove(&self, name: &str) -> io::Result<()> {
+            self.disk.remove(name)
+        }
+
+        fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+            self.disk.rename(from, to)
+        }
+
+        fn sync_dir(&self) -> io::Result<()> {
+            self.disk.sync_dir()
+        }
+
+        fn describe(&self) -> String {
+            "trap".to_owned()
+        }
+    }
+
+    #[derive(Debug)]
+    struct TrapFile(Arc<dyn File>, Arc<AtomicBool>);
+
+    impl File for TrapFile {
+        fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+            self.0.read_at(buf, offset)
+        }
+
+        fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+            self.0.write_at(buf, offset)
+        }
+
+        fn sync_data(&self) -> io::Result<()> {
+            assert!(!self.1.swap(false, Ordering::AcqRel), "the trap");
+            self.0.sync_data()
+        }
+
+        fn len(&self) -> io::Result<u64> {
+            self.0.len()
+        }
+
+        fn set_len(&self, len: u64) -> io::Result<()> {
+            self.0.set_len(len)
+        }
+
+        fn map(&self, len: usize) -> io::Result<Mapping> {
+            self.0.map(len)
+        }
+    }
+}
+
+/// Lsm-tree 310: a panic in the middle of a commit, whoever makes it, poisons the store; nobody waits for ever.
+#[test]
+fn a_panic_in_the_disk_leaves_nobody_waiting() {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    let disk = tidewall::storage::SimDisk::new();
+    for threads in [false, true] {
+        let trap = trap::Trap { disk: disk.clone(), armed: Default::default() };
+        let options = Options::new().storage(trap.clone());
+        let db = if threads { options } else { options.without_threads() }.open("trap").unwrap();
+        let ks = rows(&db);
+        ks.put(token(1), b"a", b"before").unwrap();
+        trap.armed.store(true, std::sync::atomic::Ordering::Release);
+        let waiting = ks.submit_put(token(1), b"b", b"on its way").unwrap();
+        let answer = catch_unwind(AssertUnwindSafe(|| waiting.wait()));
+        if threads {
+            assert_err!(answer.expect("the thread of the store panicked"), Error::Indeterminate { .. });
+        } else {
+            answer.expect_err("this thread made the commit");
+        }
+        assert_err!(ks.put(token(1), b"c", b"after"), Error::Poisoned { .. });
+        assert!(matches!(db.health(), Health::Poisoned(_)));
+        assert!(ks.get(b"a").unwrap().is_some(), "what is durable is read on");
+        drop((ks, db));
+        let db = Options::new().storage(disk.clone()).open("sim").unwrap();
+        assert!(!rows(&db).contains_key(b"c").unwrap());
+    }
 }
 
 #[test]

@@ -557,7 +557,7 @@ fn the_code_map_is_the_module_list() {
 fn dead_paths(document: &str, exists: impl Fn(&str) -> bool) -> Vec<&str> {
     let quoted = document.split('`').skip(1).step_by(2);
     let paths = quoted.filter(|word| {
-        let known = ["src/", "tests/", "docs/", "examples/", "benches/", "fuzz/", "model/"]
+        let known = ["src/", "tests/", "docs/", "examples/", "benches/", "fuzz/", "model/", "gallery/"]
             .iter()
             .any(|dir| word.starts_with(dir));
         known && !word.contains(['<', '*', ' ', '{'])

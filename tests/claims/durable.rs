@@ -175,6 +175,22 @@ fn d5_after_a_failed_sync_nothing_is_acknowledged_until_the_store_is_reopened() 
     }
 }
 
+/// RocksDB 11643: where space is given out late, a full disk shows in the sync; then nobody knows what was written.
+#[test]
+fn d5_a_full_disk_in_a_sync_poisons() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    ks.put(token(1), b"a", b"durable").unwrap();
+    sim.disk.fail(Fault::new(CallKind::SyncData, std::io::ErrorKind::StorageFull));
+    assert_err!(ks.put(token(1), b"a", b"lost?"), Error::Indeterminate { .. });
+    assert_err!(ks.put(token(1), b"b", b"x"), Error::Poisoned { .. });
+    assert!(matches!(db.health(), Health::Poisoned(_)));
+    assert_eq!(text(ks.get(b"a").unwrap()).as_deref(), Some("durable"));
+    drop((ks, db));
+    rows(&sim.open()).put(token(1), b"b", b"healed").unwrap();
+}
+
 /// R4 and redb 299: bytes which only the cache holds are put on the disk before an answer rests on them.
 #[test]
 fn r1_what_an_open_shows_survives_a_power_cut_right_behind_it() {
@@ -309,6 +325,29 @@ fn r2_a_missing_or_cut_segment_is_named() {
             assert_err!(hurt.options().deterministic(5).open("sim"), Error::Corrupt { .. });
         }
     }
+}
+
+/// A store at rest says that its last group was durable: from then on damage to it is named, not cut off.
+#[test]
+fn r2_the_last_group_of_a_store_at_rest_is_proven() {
+    let sim = Sim::new();
+    let db = sim.open_threaded();
+    let lsn = rows(&db).put(token(1), b"last", &[b'L'; 300]).unwrap();
+    let begun = std::time::Instant::now();
+    // The frame that says so takes an lsn.
+    while db.last_lsn() <= lsn {
+        assert!(begun.elapsed() < secs(20), "a store at rest writes no evidence");
+        std::thread::yield_now();
+    }
+    let image = sim.disk.kill();
+    let is_there = |name: &String| image.read_file(name).is_some_and(|bytes| find(&bytes).is_some());
+    fn find(bytes: &[u8]) -> Option<usize> {
+        bytes.windows(300).position(|bytes| bytes == [b'L'; 300])
+    }
+    let name = image.file_names().into_iter().find(is_there).expect("the value lies in a segment");
+    let offset = find(&image.read_file(&name).unwrap()).unwrap();
+    image.flip_bit(&name, offset as u64, 0);
+    assert_err!(Sim::on(image).options().deterministic(5).open("sim"), Error::Corrupt { file, .. } if file == name);
 }
 
 /// R3: bytes of another store, life or place never verify.
