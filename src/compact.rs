@@ -249,7 +249,12 @@ impl Engine {
         self.fold(&victims)?;
         let needed = match deletes {
             Deletes::Oldest => None,
-            Deletes::LookedUp => Some(self.needed_deletes(&victims, &self.others(chosen)?)?),
+            Deletes::LookedUp => match self.others(chosen) {
+                Ok(others) => Some(self.needed_deletes(&victims, &others)?),
+                // What a damaged segment holds is not known: as many deletes stay as without a look.
+                Err(Error::Corrupt { .. }) => None,
+                Err(error) => return Err(error),
+            },
         };
         let done = self.carry(&victims, needed.as_ref(), limit)?;
         let end = self.sync_behind()?;
