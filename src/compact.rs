@@ -180,13 +180,14 @@ impl Engine {
 
     /// Whether so much was written since that deletes and marks carried on are worth another look.
     fn is_time_to_look(&self, compactor: &mut Compactor) -> bool {
-        let (carried, live) = {
+        let (carried, live, garbage) = {
             let tail = self.tail.lock();
-            (tail.usage.carried(), tail.usage.live())
+            (tail.usage.carried(), tail.usage.live(), tail.usage.garbage())
         };
         let appended = self.appended_bytes.load(Ordering::Relaxed);
         let is_much = carried > (live / 8).max(self.pool.usual_bytes() as u64);
-        let is_time = is_much && appended - compactor.looked_at >= 4 * carried;
+        // A look reads the whole log: as much is to be written in between.
+        let is_time = is_much && appended - compactor.looked_at >= (4 * carried).max(live + garbage);
         if is_time {
             compactor.looked_at = appended;
         }
@@ -408,10 +409,11 @@ impl Engine {
     /// For a write that found no spare: gives space back where the store takes too much, else makes one.
     ///
     /// Many may ask at once. One of them works; the others wait for that, and then look again: if each did a
-    /// round of its own, the last would wait for all of them. None waits long: then the store takes more.
-    pub fn make_room(&self, room: u32, need: Need) -> Result<()> {
+    /// round of its own, the last would wait for all of them. None waits long, and none twice (`waits`): then the store takes more.
+    pub fn make_room(&self, room: u32, need: Need, waits: bool) -> Result<()> {
         let may_compact = need != Need::Compaction && self.options.compaction;
-        if may_compact && self.litter() >= Litter::Some && self.compact_for_room(room, need, Litter::Some)? {
+        let gives_back = waits && may_compact && self.litter() >= Litter::Some;
+        if gives_back && self.compact_for_room(room, need, Litter::Some)? {
             return Ok(());
         }
         let provided = self.pool.provide(HEADER_BYTES + room, need);
@@ -486,7 +488,7 @@ mod tests {
             assert!(n < 10_000, "garbage and room never met");
         }
         let retired = engine.counters.retired.load(Ordering::Relaxed);
-        engine.make_room(100, Need::Ordinary).unwrap();
+        engine.make_room(100, Need::Ordinary, true).unwrap();
         assert_eq!(engine.counters.retired.load(Ordering::Relaxed), retired);
         // The same garbage is worth a round to one that finds no room.
         assert!(engine.compact_some(Litter::Some).unwrap());
