@@ -387,6 +387,9 @@ impl Engine {
         if may_compact && self.litter() >= Litter::Some && self.compact_for_room(Litter::Some)? {
             return Ok(());
         }
+        if !self.options.background && need != Need::Compaction {
+            self.refresh_index_if_due(false);
+        }
         let provided = self.pool.provide(bytes, need);
         self.check_list();
         match provided {

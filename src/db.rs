@@ -6,7 +6,7 @@ use crate::append::{frame_bytes, room};
 use crate::batch::Batch;
 use crate::commit::{Answer, SealAt, sealed_short_bytes};
 use crate::compact::{Compacted, Litter};
-use crate::engine::{Committer, Engine, KeyspaceState, PoisonOnPanic, Tail, Work};
+use crate::engine::{Committer, Engine, Indexed, KeyspaceState, PoisonOnPanic, Tail, Work};
 use crate::error::{Error, Result};
 use crate::events;
 use crate::format::header::StoreBlock;
@@ -387,6 +387,7 @@ fn create(storage: &Arc<dyn Storage>, options: &Options) -> Result<List> {
         sealed_through: 0,
         is_checkpoint: false,
         segments: Vec::new(),
+        index: Lsn::ZERO,
     };
     List::create(storage.clone(), block).map_err(|e| match e.kind() {
         io::ErrorKind::StorageFull => Error::NoSpace { dir, bytes: 0 },
@@ -400,7 +401,7 @@ pub(crate) fn assemble(
     options: Options,
     recovered: Recovered,
 ) -> Engine {
-    let Recovered { list, replay, spares, before, next, report } = recovered;
+    let Recovered { list, replay, spares, before, next, report, index_bytes } = recovered;
     let durable = Lsn::new(next.get() - 1);
     let (store_id, incarnation) = (list.block().store_id, list.block().incarnation);
     let restored = !list.block().ancestors.is_empty();
@@ -444,6 +445,8 @@ pub(crate) fn assemble(
         pool_bell: Doorbell::new(),
         publish_bell: Doorbell::new(),
         compact_bell: Doorbell::new(),
+        index_bell: Doorbell::new(),
+        index: Indexed { bytes: AtomicU64::new(index_bytes), ..Indexed::default() },
         compactor: Mutex::new(Compactor::default()),
         afterlives: Mutex::new(Vec::new()),
         compaction_trouble: Mutex::new(None),
@@ -467,6 +470,7 @@ impl Shared {
         let mut threads = self.threads.lock();
         threads.push(self.run("tidewall-commit", run_committer)?);
         threads.push(self.run("tidewall-spares", run_spares)?);
+        threads.push(self.run("tidewall-index", run_indexer)?);
         if self.engine.options.publish_stats.is_some() {
             threads.push(self.run("tidewall-stats", run_publisher)?);
         }
@@ -542,6 +546,7 @@ impl Shared {
         self.stop.store(true, Ordering::Release);
         engine.doorbell.ring();
         engine.pool_bell.ring();
+        engine.index_bell.ring();
         engine.publish_bell.ring();
         engine.bell.nudge();
         join(std::mem::take(&mut *self.threads.lock()));
@@ -553,6 +558,9 @@ impl Shared {
             });
         }
         let sealed = if engine.options.read_only { Ok(()) } else { engine.seal_all() };
+        if sealed.is_ok() {
+            engine.refresh_index_if_due(true);
+        }
         // Whoever still waits learns that nothing more will come.
         drop(engine.progress.poison());
         *self.lock.lock() = None;
@@ -650,6 +658,14 @@ fn run_spares(engine: &Engine, stop: &AtomicBool) {
         }
         engine.check_list();
         engine.pool_bell.listen(None);
+    }
+}
+
+/// Writes an index file when so much was sealed that the next open would take long without it.
+fn run_indexer(engine: &Engine, stop: &AtomicBool) {
+    while !stop.load(Ordering::Acquire) {
+        engine.refresh_index_if_due(false);
+        engine.index_bell.listen(None);
     }
 }
 

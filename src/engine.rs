@@ -145,6 +145,16 @@ pub(crate) struct Released {
     pub token: Token,
 }
 
+/// The index file that there is.
+#[derive(Debug, Default)]
+pub(crate) struct Indexed {
+    /// How many ops had been counted up to where it reaches: see `Usage::ops`.
+    pub ops: AtomicU64,
+    /// Its length, and the bytes of all that were written.
+    pub bytes: AtomicU64,
+    pub written: AtomicU64,
+}
+
 /// Everything that readers, writers and background threads share.
 pub(crate) struct Engine {
     pub dir: String,
@@ -178,6 +188,9 @@ pub(crate) struct Engine {
     pub publish_bell: Doorbell,
     /// Rung when a segment was sealed.
     pub compact_bell: Doorbell,
+    /// Rung when a segment was sealed, for whoever writes index files.
+    pub index_bell: Doorbell,
+    pub index: Indexed,
     /// One round of compaction at a time.
     pub compactor: Mutex<Compactor>,
     /// Grants from before the open whose holders may still be at work.

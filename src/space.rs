@@ -61,6 +61,17 @@ impl KeyspaceState {
         read(&self.raised).max(read(&self.folded))
     }
 
+    /// The floors as appended, raised and folded, each with the lsn of the op that raised it there.
+    pub fn floors(&self) -> [(u64, Lsn); 2] {
+        [&self.raised, &self.folded]
+            .map(|cell| (cell.appended.load(Ordering::Acquire), Lsn::new(cell.lsn.load(Ordering::Acquire))))
+    }
+
+    /// The highest token admitted.
+    pub fn highest(&self) -> u64 {
+        self.highest.load(Ordering::Relaxed)
+    }
+
     /// Whether this op, which raised the floor once, is what holds it up now.
     pub fn holds_floor(&self, floor: Floor, lsn: Lsn) -> bool {
         let cell = if floor.folded > 0 { &self.folded } else { &self.raised };
@@ -98,11 +109,7 @@ impl KeyspaceState {
     }
 
     pub fn rule(&self) -> Rule {
-        Rule {
-            tokens: self.options.tokens,
-            jump_cap: self.options.jump_cap,
-            highest: self.highest.load(Ordering::Relaxed),
-        }
+        Rule { tokens: self.options.tokens, jump_cap: self.options.jump_cap, highest: self.highest() }
     }
 
     /// An op is about to be found under the name of a fence.

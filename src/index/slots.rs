@@ -12,7 +12,7 @@
 //! Read next: `table.rs`.
 #![allow(unsafe_code)]
 
-use super::table::{Place, Table};
+use super::table::{Place, TAG_BITS, Table};
 use crate::sync::{Arc, AtomicUsize, Ordering};
 use crossbeam_epoch::{self as epoch, Atomic, Guard, Owned, Shared};
 use std::fmt;
@@ -117,14 +117,37 @@ impl Slots {
         let guard = &epoch::pin();
         let directory = self.directory(guard);
         let mut bytes = size_of::<Directory>() + size_of_val(&*directory.tables);
+        self.each_table(guard, |table| bytes += table.heap_bytes());
+        bytes
+    }
+
+    /// Shows the place of every entry that is there before the call and stays; of one that is repointed
+    /// meanwhile, the old or the new place.
+    pub fn each_place(&self, guard: &Guard, mut each: impl FnMut(Place)) {
+        self.each_table(guard, |table| table.places().for_each(&mut each));
+    }
+
+    /// Shows each table as bytes, in the order of the hash, with its depth. Nobody writes meanwhile.
+    pub fn save(&self, mut each: impl FnMut(u32, &[u8])) {
+        let mut bytes = Vec::new();
+        self.each_table(&epoch::pin(), |table| {
+            bytes.clear();
+            table.save(&mut bytes);
+            each(table.depth, &bytes);
+        });
+    }
+
+    fn each_table<'g>(&self, guard: &'g Guard, mut each: impl FnMut(&'g Table)) {
+        let directory = self.directory(guard);
         let mut n = 0;
         while n < directory.tables.len() {
             // SAFETY: as in `table`.
             let table = unsafe { directory.tables[n].load(Ordering::Acquire, guard).deref() };
-            bytes += table.heap_bytes();
-            n += 1 << directory.depth.saturating_sub(table.depth);
+            each(table);
+            // To where it ends: two tables that were merged meanwhile may be met in their middle.
+            let entries = 1 << directory.depth.saturating_sub(table.depth);
+            n = (n & !(entries - 1)) + entries;
         }
-        bytes
     }
 }
 
@@ -160,6 +183,45 @@ pub(crate) struct SlotsWriter(Arc<Slots>);
 pub(crate) fn slots() -> (Arc<Slots>, SlotsWriter) {
     let slots = Arc::new(Slots::new());
     (Arc::clone(&slots), SlotsWriter(slots))
+}
+
+/// A table that was saved.
+pub(crate) struct SavedTable(Box<Table>);
+
+impl SavedTable {
+    /// The table in `bytes`, without the entries in segments that `keeps` does not know.
+    pub fn load(depth: u32, bytes: &[u8], keeps: impl Fn(u32) -> bool) -> Option<Self> {
+        Table::load(depth, bytes, keeps).map(SavedTable)
+    }
+}
+
+/// The index that was saved as these tables; `None` if they are not one index.
+pub(crate) fn saved_slots(tables: Vec<SavedTable>) -> Option<(Arc<Slots>, SlotsWriter)> {
+    let depth = tables.iter().map(|table| table.0.depth).max().filter(|&depth| depth <= TAG_BITS)?;
+    let len = tables.iter().map(|table| table.0.len()).sum();
+    // Each table stands at a multiple of its share, and all together fill the directory.
+    let mut end = 0;
+    for SavedTable(table) in &tables {
+        let share = 1 << (depth - table.depth);
+        if end % share != 0 {
+            return None;
+        }
+        end += share;
+    }
+    if end != 1 << depth {
+        return None;
+    }
+    let mut directory: Vec<Atomic<Table>> = Vec::with_capacity(end);
+    // SAFETY: nothing of this index is shared yet, so nothing needs a guard.
+    let guard = unsafe { epoch::unprotected() };
+    for SavedTable(table) in tables {
+        let share = 1 << (depth - table.depth);
+        let table = Owned::<Table>::from(table).into_shared(guard);
+        directory.extend(std::iter::repeat_with(|| Atomic::from(table)).take(share));
+    }
+    let directory = Atomic::new(Directory { depth, tables: directory.into() });
+    let slots = Arc::new(Slots { directory, len: AtomicUsize::new(len) });
+    Some((Arc::clone(&slots), SlotsWriter(slots)))
 }
 
 impl SlotsWriter {
