@@ -27,7 +27,7 @@ use crate::op::{Class, Kind};
 use crate::options::{Options, Scope};
 use crate::snapshot::Snapshots;
 pub(crate) use crate::space::KeyspaceState;
-use crate::space::{Afterlife, Compactor};
+use crate::space::{Afterlife, Compactor, Indexed};
 use crate::stats::Counters;
 use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
 use crate::types::{Excerpt, KeyspaceId, Location, Lsn, Token};
@@ -143,16 +143,6 @@ pub(crate) struct Released {
     pub keyspace: Arc<KeyspaceState>,
     pub fence: Box<[u8]>,
     pub token: Token,
-}
-
-/// The index file that there is.
-#[derive(Debug, Default)]
-pub(crate) struct Indexed {
-    /// How many ops had been counted up to where it reaches: see `Usage::ops`.
-    pub ops: AtomicU64,
-    /// Its length, and the bytes of all that were written.
-    pub bytes: AtomicU64,
-    pub written: AtomicU64,
 }
 
 /// Everything that readers, writers and background threads share.

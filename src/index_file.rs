@@ -23,8 +23,10 @@ use std::thread;
 const MIN_SHARED_BYTES: u64 = 256 << 10;
 /// More than this many threads wait for memory.
 const MAX_THREADS: usize = 4;
-/// Bytes written at once.
+/// Bytes written and synced at once: the syncs of the log come in between.
 const WRITE_BYTES: usize = 1 << 20;
+/// Enough to tell whose a file is.
+const HEAD_BYTES: u64 = 512;
 
 /// Why an index file is not used, for people.
 pub(crate) type Unusable = String;
@@ -69,6 +71,19 @@ impl IndexFile {
     /// Bytes of the whole file.
     pub fn len(&self) -> u64 {
         self.tables_at + self.head.tables.iter().map(|table| u64::from(table.bytes)).sum::<u64>()
+    }
+
+    /// Which of the segments it was made of are there. Each that is there and in front of its place must be one of
+    /// them, and have ended as it says.
+    pub fn check_segments(&self, found: &[Known]) -> Result<Vec<bool>, Unusable> {
+        let mut there = vec![false; self.head.segments.len()];
+        for (listed, _, end) in found.iter().filter(|(_, before, _)| *before < self.head.bound.lsn) {
+            let same = |known: &IndexedSegment| known.life == listed.life && Some(known.end) == *end;
+            let at = self.head.segments.iter().position(same);
+            let at = at.ok_or_else(|| format!("{} is not as it says", name::segment(listed.segment)))?;
+            there[at] = true;
+        }
+        Ok(there)
     }
 
     /// Reads and verifies all tables, without the entries in segments that `keeps` does not know.
@@ -165,17 +180,7 @@ pub(crate) fn replay_on(
     found: &[Known],
     may_start_threads: bool,
 ) -> Result<Replay, Unusable> {
-    let bound = file.head.bound;
-    let mut there = vec![false; file.head.segments.len()];
-    for (listed, before, end) in found.iter().filter(|(_, before, _)| *before < bound.lsn) {
-        let same = |known: &IndexedSegment| known.life == listed.life && Some(known.end) == *end;
-        let at = file.head.segments.iter().position(same);
-        let at = at.ok_or_else(|| {
-            let segment = name::segment(listed.segment);
-            format!("{segment}, which follows {before}, is not as it says")
-        })?;
-        there[at] = true;
-    }
+    let there = file.check_segments(found)?;
     let gone = |at: usize| SegmentId(file.head.segments[at].end.segment);
     let mut gone = (0..there.len()).filter(|&at| !there[at]).map(gone).peekable();
     let all = gone.peek().is_none();
@@ -223,10 +228,9 @@ impl Bits {
 /// The failure of the disk; nothing is left of the file, as far as that can be done.
 pub(crate) fn write(storage: &dyn Storage, mut head: IndexHead, slots: &Slots) -> io::Result<u64> {
     let file_name = name::index(head.bound.lsn);
-    // One that an earlier attempt left: it was never named.
-    match storage.remove(&file_name) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-        _ => {}
+    // One that an earlier attempt left: it was never named. Somebody else's stays, and this fails.
+    if is_ours(storage, &file_name, &head.store_id) {
+        storage.remove(&file_name)?;
     }
     slots.save(|depth, bytes| {
         let (depth, len) = (depth as u8, bytes.len() as u32);
@@ -240,6 +244,13 @@ pub(crate) fn write(storage: &dyn Storage, mut head: IndexHead, slots: &Slots) -
     written
 }
 
+/// Whether a file is an index of this store, or was to become one: only then may it be removed.
+pub(crate) fn is_ours(storage: &dyn Storage, file_name: &str, store_id: &[u8; 16]) -> bool {
+    let Ok(file) = storage.open(file_name, Access::Read) else { return false };
+    let head = file.len().map_err(|e| e.to_string()).and_then(|len| read(&*file, 0, len.min(HEAD_BYTES)));
+    head.is_ok_and(|head| head.iter().all(|&byte| byte == 0) || IndexHead::belongs_to(&head, store_id))
+}
+
 fn try_write(storage: &dyn Storage, file_name: &str, head: &IndexHead, slots: &Slots) -> io::Result<u64> {
     let file = storage.open(file_name, Access::Create)?;
     let mut buffer = head.encode();
@@ -248,7 +259,7 @@ fn try_write(storage: &dyn Storage, file_name: &str, head: &IndexHead, slots: &S
     slots.save(|_, bytes| {
         buffer.extend_from_slice(bytes);
         if written.is_ok() && buffer.len() >= WRITE_BYTES {
-            written = file.write_all_at(&buffer, at);
+            written = file.write_all_at(&buffer, at).and_then(|()| file.sync_data());
             at += buffer.len() as u64;
             buffer.clear();
         }

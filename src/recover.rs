@@ -10,10 +10,9 @@
 use crate::commit::{seal_bytes, sealed_short_bytes};
 use crate::error::{Error, Result};
 use crate::format::header::{End, SegmentHeader, StoreBlock};
-use crate::format::index::IndexHead;
 use crate::format::{HEADER_BYTES, name};
 use crate::found::{Begun, find_segments, load, table_of};
-use crate::index_file::{IndexFile, Known, replay_on};
+use crate::index_file::{IndexFile, Known, is_ours as is_ours_as_index, replay_on};
 use crate::log::list::List;
 use crate::log::pool::Spare;
 use crate::log::scan::{Scanned, Table, scan, written_len};
@@ -323,6 +322,7 @@ fn begin_incarnation(
     }
     let (spares, sealed) = (&recovered.spares, recovered.before.segment);
     let is_indexed = recovered.index_bytes > 0;
+    let named = name::index(recovered.list.block().index);
     recovered
         .list
         .update(|block| {
@@ -342,12 +342,12 @@ fn begin_incarnation(
             }
         })
         .map_err(|e| Error::io("writing STORE", e))?;
-    remove_unlisted(storage, recovered.list.block())
+    remove_unlisted(storage, recovered.list.block(), &named)
 }
 
 /// Files that a crash left between being made and being listed, or struck out and not yet removed.
-/// Nothing is removed that this store did not make.
-fn remove_unlisted(storage: &dyn Storage, block: &StoreBlock) -> Result<()> {
+/// Nothing is removed that this store did not make. The index file that is `given_up` was its own: it was named.
+fn remove_unlisted(storage: &dyn Storage, block: &StoreBlock, given_up: &str) -> Result<()> {
     let failed = |e| Error::io(format!("listing {}", storage.describe()), e);
     for file_name in storage.list().map_err(failed)? {
         let ours = match name::parse_segment(&file_name) {
@@ -356,9 +356,7 @@ fn remove_unlisted(storage: &dyn Storage, block: &StoreBlock) -> Result<()> {
             }
             Some(_) => false,
             None if name::parse_index(&file_name).is_some_and(|at| at != block.index) => {
-                begins_like(storage, &file_name, |head| {
-                    head.iter().all(|&byte| byte == 0) || IndexHead::belongs_to(head, &block.store_id)
-                })
+                file_name == given_up || is_ours_as_index(storage, &file_name, &block.store_id)
             }
             None => file_name == name::STORE_NEW,
         };

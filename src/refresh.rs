@@ -17,17 +17,17 @@ use crate::log::segment::{Body, Segment, Segments};
 use crate::read_ahead::{Loaded, read_ahead};
 use crate::replay::Replay;
 use crate::sync::{Arc, Ordering};
-use crate::types::Lsn;
+use crate::types::{Lsn, SegmentId};
 use std::io;
 
 /// Replaying so many ops takes no time that anybody notices.
 const FEW_OPS: u64 = 4096;
-/// While the store runs, an index file is written when so many ops lie behind the last one: as many as replay in
-/// some ten milliseconds, or a share of the names in the index. Each name costs some eight bytes in the file; so
+/// While the store runs, an index file is written when the next open would replay so many ops, which takes it about
+/// a tenth of a second, or as many as a share of the names in the index. A name costs some eight bytes in the file, so
 /// what is written stays below thirty bytes an op.
-const MANY_OPS: u64 = 50_000;
+const MANY_OPS: u64 = 300_000;
 const SHARE_OF_NAMES: u64 = 3;
-/// At a clean close, already when so small a share does.
+/// At a clean close, already when so small a share would be replayed.
 const SHARE_AT_CLOSE: u64 = 256;
 
 /// The part of the log that is sealed, held as it is.
@@ -35,21 +35,20 @@ struct Cut {
     bound: End,
     block: StoreBlock,
     held: Vec<(Listed, Arc<Segment>)>,
-    /// How many ops had been appended up to there.
-    ops: u64,
 }
 
 impl Engine {
-    /// Whether so much lies behind the last index file that a new one is worth its bytes.
+    /// Whether the next open would replay so much that an index file is worth its bytes.
     pub fn is_index_due(&self, is_closing: bool) -> bool {
-        let behind = self.tail.lock().usage.ops() - self.index.ops.load(Ordering::Relaxed);
+        let uncovered = self.tail.lock().usage.uncovered();
         let names = self.slots.len() as u64;
-        behind
-            >= match (self.options.index_every, is_closing) {
-                (Some(ops), _) => ops,
-                (None, true) => FEW_OPS.max(names / SHARE_AT_CLOSE),
-                (None, false) => MANY_OPS.max(names / SHARE_OF_NAMES),
+        match (self.options.index_every, is_closing) {
+            (Some(ops), _) => uncovered >= ops,
+            (None, true) => uncovered >= FEW_OPS.max(names / SHARE_AT_CLOSE),
+            (None, false) => {
+                uncovered >= MANY_OPS.max(names / SHARE_OF_NAMES) + self.index.put_off.load(Ordering::Relaxed)
             }
+        }
     }
 
     /// Writes an index file if it is time to, and says what went wrong to whoever listens to events.
@@ -57,15 +56,19 @@ impl Engine {
         if self.options.read_only || !self.is_index_due(is_closing) {
             return;
         }
-        if let Err(error) = self.refresh_index() {
+        let refreshed = self.refresh_index();
+        let put_off = match &refreshed {
+            Ok(()) => 0,
+            Err(_) => self.tail.lock().usage.uncovered(),
+        };
+        self.index.put_off.store(put_off, Ordering::Relaxed);
+        if let Err(error) = refreshed {
             events::unindexed(&self.dir, &error);
         }
     }
 
     fn refresh_index(&self) -> Result<()> {
         let cut = self.cut_for_index();
-        // Also when it fails: then the next attempt waits as long again.
-        self.index.ops.store(cut.ops, Ordering::Relaxed);
         if cut.bound.lsn == cut.block.index {
             return Ok(());
         }
@@ -80,6 +83,7 @@ impl Engine {
         self.check_list();
         named.map_err(|e| Error::io("writing STORE", e))?;
         self.index.bytes.store(bytes, Ordering::Relaxed);
+        self.tail.lock().usage.cover(SegmentId(cut.bound.segment));
         if cut.block.index > Lsn::ZERO {
             // Not named any more: what cannot be removed now goes at the next open.
             let _ = storage.remove(&name::index(cut.block.index));
@@ -91,7 +95,9 @@ impl Engine {
     fn cut_for_index(&self) -> Cut {
         // As for a checkpoint: nothing leaves the list between the look at it and the holding.
         let _retiring = self.pool.retiring.lock();
-        let committer = self.committer.lock();
+        // In this order: all that is sealed up to there is listed. No commit waits for the list, which is held
+        // while a segment is made.
+        let bound = self.committer.lock().before;
         let block = self.pool.block();
         let guard = crossbeam_epoch::pin();
         let sealed = |listed: &Listed| {
@@ -100,9 +106,7 @@ impl Engine {
             is_sealed.then(|| (*listed, segment.clone()))
         };
         let held = block.segments.iter().filter_map(sealed).collect();
-        let tail = self.tail.lock();
-        let unsealed: u64 = tail.usage.iter().filter(|used| used.sealed.is_none()).map(|used| used.ops).sum();
-        Cut { bound: committer.before, held, ops: tail.usage.ops() - unsealed, block }
+        Cut { bound, held, block }
     }
 
     /// The state that the sealed part of the log proves, and its segments, each with its life and its end.
@@ -112,6 +116,8 @@ impl Engine {
         for (listed, segment) in &cut.held {
             begun.push((Begun::sealed(*listed, segment)?, segment));
         }
+        // Others may have been sealed since.
+        begun.retain(|(found, _)| found.header.before.lsn < cut.bound.lsn);
         begun.sort_by_key(|(found, _)| found.header.before.lsn);
         let known: Vec<Known> = begun.iter().map(|(found, _)| found.known()).collect();
         let before = IndexFile::open(self.pool.storage(), &cut.block)

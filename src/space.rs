@@ -1,4 +1,4 @@
-//! One keyspace in memory, and what compaction is in the middle of.
+//! One keyspace in memory, what compaction is in the middle of, and how far the index file reaches.
 //!
 //! Promises that a floor only rises (F2). Read next: `engine.rs`, which holds them.
 
@@ -170,4 +170,14 @@ pub(crate) struct Compactor {
     pub retired: Vec<(Listed, Arc<Segment>)>,
     /// How much had been appended when carried deletes and marks were last looked at again.
     pub looked_at: u64,
+}
+
+/// The index file that there is.
+#[derive(Debug, Default)]
+pub(crate) struct Indexed {
+    /// How many ops were not covered when one could not be written: it is tried again when there are many more.
+    pub put_off: AtomicU64,
+    /// Its length, and the bytes of all that were written.
+    pub bytes: AtomicU64,
+    pub written: AtomicU64,
 }

@@ -426,12 +426,58 @@ mod tests {
             for &(hash, place) in &model {
                 by_tag.entry(hash >> 44).or_default().insert(place);
             }
+            check_saved(&slots, &model)?;
             for &(hash, place) in &model {
                 let found = places(&slots, hash);
                 prop_assert!(found.contains(&place), "{:x} {:?} is lost", hash, place);
                 prop_assert!(found.is_subset(&by_tag[&(hash >> 44)]), "a removed place is offered");
             }
         }
+    }
+
+    /// What is saved and read again is the same index, or the same without the segments that are gone; and both
+    /// can be written on.
+    fn check_saved(slots: &Slots, model: &[(u64, Place)]) -> Result<(), TestCaseError> {
+        let is_even = |segment: u32| segment.is_multiple_of(2);
+        for keeps in [|_| true, is_even] {
+            let mut tables = Vec::new();
+            slots.save(|depth, bytes| tables.push(SavedTable::load(depth, bytes, keeps).unwrap()));
+            let (saved, mut writer) = saved_slots(tables).unwrap();
+            let left: Vec<_> = model.iter().filter(|(_, place)| keeps(place.segment)).collect();
+            prop_assert_eq!(saved.len(), left.len());
+            for &(hash, place) in model {
+                prop_assert_eq!(holds(&saved, hash, place), keeps(place.segment), "{:x} {:?}", hash, place);
+            }
+            let mut shown: Vec<_> = Vec::new();
+            saved.each_place(&epoch::pin(), |place| shown.push(place.pack()));
+            let mut want: Vec<_> = left.iter().map(|(_, place)| place.pack()).collect();
+            shown.sort_unstable();
+            want.sort_unstable();
+            prop_assert_eq!(shown, want);
+            (0..300).for_each(|n| writer.insert(mix(n), Place { segment: 77_777, offset: 5000 + n as u32 }));
+            left.iter().for_each(|&&(hash, place)| assert!(writer.remove(hash, place)));
+            prop_assert_eq!(saved.len(), 300);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn tables_that_are_not_one_index_are_refused() {
+        let (slots, mut writer) = slots();
+        (0..10_000).for_each(|n| writer.insert(mix(n.into()), place(n)));
+        let mut all = Vec::new();
+        slots.save(|depth, bytes| all.push((depth, bytes.to_vec())));
+        assert!(all.len() > 2);
+        let load = |tables: &[(u32, Vec<u8>)]| {
+            let loaded =
+                tables.iter().map(|(depth, bytes)| SavedTable::load(*depth, bytes, |_| true).unwrap());
+            saved_slots(loaded.collect()).is_some()
+        };
+        assert!(load(&all) && !load(&all[1..]) && !load(&all[..1]) && !load(&[]));
+        all[0].0 = 40;
+        assert!(!load(&all));
+        assert!(SavedTable::load(0, &all[1].1[1..], |_| true).is_none(), "a byte is missing");
+        assert!(SavedTable::load(0, &all[1].1[..600], |_| true).is_none(), "entries are missing");
     }
 
     #[test]

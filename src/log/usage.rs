@@ -73,8 +73,10 @@ pub(crate) struct Usage {
     live: u64,
     carried: u64,
     keys: u64,
-    /// Ops that were appended or replayed since the open.
     ops: u64,
+    /// The last segment, by its order, that the index file covers, and how many of all ops are covered.
+    covered: u64,
+    covered_ops: u64,
 }
 
 /// What an op counts for while it is the newest of its name.
@@ -119,7 +121,7 @@ impl Usage {
         self.segments[slot] = Some(Used { order: self.begun, ..Used::new(id) });
     }
 
-    /// A segment as it was counted before.
+    /// A segment that an index file covers, as it was counted there.
     pub fn put_back(&mut self, used: Used) {
         self.begin(used.id);
         let order = self.begun;
@@ -128,15 +130,30 @@ impl Usage {
         self.live += used.live;
         self.carried += used.carried;
         self.keys += used.keys;
+        self.ops += used.ops;
+        self.covered = order;
+        self.covered_ops += used.ops;
+    }
+
+    /// An index file covers everything up to this segment.
+    pub fn cover(&mut self, id: SegmentId) {
+        let Some(order) = self.get(id).map(|used| used.order) else { return };
+        self.covered = order;
+        self.covered_ops = self.iter().filter(|used| used.order <= order).map(|used| used.ops).sum();
+    }
+
+    /// How many ops the next open has to replay.
+    pub fn uncovered(&self) -> u64 {
+        self.ops - self.covered_ops
     }
 
     /// Ops lie in a segment, needed or not.
     pub fn fill(&mut self, id: SegmentId, ops: u64, bytes: u32) {
-        self.ops += ops;
         if let Some(used) = self.of(id) {
             used.ops += ops;
             used.filled += bytes as u64;
             self.filled += bytes as u64;
+            self.ops += ops;
         }
     }
 
@@ -197,6 +214,10 @@ impl Usage {
         self.live = self.live.wrapping_sub(used.live);
         self.carried = self.carried.wrapping_sub(used.carried);
         self.keys = self.keys.wrapping_sub(used.keys);
+        self.ops -= used.ops;
+        if used.order <= self.covered {
+            self.covered_ops -= used.ops;
+        }
         self.segments[Segments::slot(id) as usize] = None;
     }
 
@@ -218,11 +239,6 @@ impl Usage {
     /// Keys that have a value.
     pub fn keys(&self) -> u64 {
         self.keys
-    }
-
-    /// Ops appended or replayed since the open, retired ones too.
-    pub fn ops(&self) -> u64 {
-        self.ops
     }
 
     /// Every segment that was begun.
@@ -267,5 +283,13 @@ mod tests {
         usage.put_back(second);
         assert_eq!((usage.live(), usage.carried(), usage.garbage(), usage.keys()), (130, 30, 100, 1));
         assert!(usage.of(SegmentId(2)).unwrap().order > first.order);
+        usage.begin(SegmentId(3));
+        usage.fill(SegmentId(3), 4, 10);
+        assert_eq!(usage.uncovered(), 4);
+        usage.forget(SegmentId(2));
+        assert_eq!(usage.uncovered(), 4, "what is covered and gone counts for nothing");
+        usage.cover(SegmentId(3));
+        usage.fill(SegmentId(3), 2, 10);
+        assert_eq!(usage.uncovered(), 2);
     }
 }
