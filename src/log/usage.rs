@@ -283,6 +283,12 @@ mod tests {
         usage.put_back(second);
         assert_eq!((usage.live(), usage.carried(), usage.garbage(), usage.keys()), (130, 30, 100, 1));
         assert!(usage.of(SegmentId(2)).unwrap().order > first.order);
+    }
+
+    #[test]
+    fn what_an_index_file_covers_is_not_counted_for_the_next_open() {
+        let mut usage = Usage::default();
+        usage.put_back(Used { ops: 3, ..Used::new(SegmentId(2)) });
         usage.begin(SegmentId(3));
         usage.fill(SegmentId(3), 4, 10);
         assert_eq!(usage.uncovered(), 4);
