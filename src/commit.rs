@@ -380,6 +380,7 @@ impl Engine {
         self.tail.lock().usage.seal(segment.id, taken);
         self.images.keep(filled.image.clone());
         self.compact_bell.ring();
+        self.index_bell.ring();
         Ok(())
     }
 }

@@ -416,6 +416,9 @@ impl Engine {
         if gives_back && self.compact_for_room(room, need, Litter::Some)? {
             return Ok(());
         }
+        if !self.options.background && need != Need::Compaction {
+            self.refresh_index_if_due(false);
+        }
         let provided = self.pool.provide(HEADER_BYTES + room, need);
         self.check_list();
         match provided {

@@ -50,6 +50,7 @@ mod stats;
 mod snapshot;
 mod space;
 mod engine;
+mod key_order;
 mod admit;
 mod append;
 mod commit;
@@ -61,7 +62,10 @@ mod hand_over;
 mod grace;
 mod read_ahead;
 mod replay;
+mod index_file;
+mod found;
 mod recover;
+mod refresh;
 // Front: what a user types.
 mod observe;
 mod db;

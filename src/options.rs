@@ -185,6 +185,7 @@ pub struct Options {
     pub(crate) publish_stats: Option<Duration>,
     pub(crate) token_floor: Option<Token>,
     pub(crate) compaction: bool,
+    pub(crate) index_every: Option<u64>,
 }
 
 impl Default for Options {
@@ -205,6 +206,7 @@ impl Default for Options {
             publish_stats: None,
             token_floor: None,
             compaction: true,
+            index_every: None,
         }
     }
 }
@@ -263,6 +265,14 @@ impl Options {
     #[cfg(any(test, feature = "testkit", fuzzing))]
     pub fn deterministic(mut self, seed: u64) -> Self {
         self.entropy = Entropy::seeded(seed);
+        self
+    }
+
+    /// Writes an index file as soon as so many ops lie behind the last one, so that a simulation of a few ops has
+    /// some. Default: as many as make an open slow.
+    #[cfg(any(test, feature = "testkit", fuzzing))]
+    pub fn index_every(mut self, ops: u64) -> Self {
+        self.index_every = Some(ops);
         self
     }
 

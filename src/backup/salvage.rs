@@ -193,6 +193,7 @@ impl Salvage {
             sealed_through: 0,
             is_checkpoint: false,
             segments: Vec::new(),
+            index: Lsn::ZERO,
         })
     }
 

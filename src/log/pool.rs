@@ -16,7 +16,7 @@ use crate::format::{HEADER_BYTES, name};
 use crate::options::{MAX_SEGMENT_BYTES, Options};
 use crate::storage::{Access, File, Storage};
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering};
-use crate::types::SegmentId;
+use crate::types::{Lsn, SegmentId};
 use std::io;
 
 /// Spares that only privileged ops may take.
@@ -296,6 +296,14 @@ impl Pool {
                 block.set_bytes(SegmentId(segment), bytes);
             }
         })?;
+        self.note_list(&list);
+        Ok(())
+    }
+
+    /// Names the index file that counts from here on.
+    pub fn note_index(&self, at: Lsn) -> io::Result<()> {
+        let mut list = self.list.lock();
+        list.update(|block| block.index = at)?;
         self.note_list(&list);
         Ok(())
     }
