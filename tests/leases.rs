@@ -234,6 +234,38 @@ fn a_holder_hears_of_each_kind_of_end() {
     }
 }
 
+/// Who asked before the end is woken by it, and need not ask again.
+#[test]
+fn who_watches_before_the_end_is_woken_by_each_kind_of_it() {
+    let store = store();
+    let end: [fn(&Keyspace, Lease); 4] = [
+        |_, lease| lease.release().unwrap(),
+        |_, lease| drop(lease),
+        |jobs, lease| {
+            jobs.break_lease(b"f", "test").unwrap();
+            std::mem::forget(lease);
+        },
+        |jobs, lease| {
+            let newer = jobs.lease(b"newer").acquire().unwrap();
+            jobs.raise(newer.token(), b"f").unwrap();
+            std::mem::forget(lease);
+        },
+    ];
+    for (n, end) in end.into_iter().enumerate() {
+        let lease = store.jobs.lease(b"f").ttl(ms(10_000)).acquire().unwrap();
+        let mut lost = Box::pin(lease.lost());
+        let waker = counting_waker();
+        assert!(waker.poll(lost.as_mut()).is_pending());
+        end(&store.jobs, lease);
+        let begun = std::time::Instant::now();
+        while waker.count() == 0 {
+            assert!(begun.elapsed() < ms(10_000), "end {n} is told to nobody");
+            thread::yield_now();
+        }
+        assert!(waker.poll(lost.as_mut()).is_ready());
+    }
+}
+
 #[test]
 fn a_holder_that_renews_is_not_told_that_it_lost() {
     let store = store();

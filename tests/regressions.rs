@@ -237,7 +237,7 @@ fn a_list_that_outgrew_its_file_is_durable_under_its_name() {
 /// overwrote the first one before it, and a power cut in the middle of that left none.
 #[test]
 fn the_copy_of_the_list_that_failed_is_written_before_the_good_one() {
-    for cut in 0..40 {
+    for cut in 0..70 {
         let disk = SimDisk::new();
         // Opened again, for the list was made under another name.
         start(&disk, 1).close().unwrap();

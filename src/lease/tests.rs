@@ -144,6 +144,22 @@ fn the_holder_stops_believing_before_the_table_does() {
     assert!(grant.is_free(13 * MS));
 }
 
+/// Instants in the word are rounded, and never in favour of who comes next.
+#[test]
+fn the_table_never_lets_go_before_the_holder_stops() {
+    for now in MS..MS + 40 {
+        let grant = grant_at(1, now);
+        assert!(grant.enable(now));
+        let until = grant.held_until();
+        assert_eq!(until, now + 10 * MS);
+        assert!(grant.is_live(until - 1) && grant.is_held(until - 1), "{now}");
+        assert!(!grant.end_if_expired(until - 1), "{now}");
+        let renewed = grant.renew(now + 1, u64::MAX).unwrap();
+        assert!(renewed.until >= grant.held_until());
+        assert!(grant.is_live(grant.held_until() - 1), "{now}");
+    }
+}
+
 #[test]
 fn a_delay_follows_an_expiry_and_a_break_but_not_a_release() {
     let delayed = || {

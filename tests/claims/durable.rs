@@ -133,6 +133,21 @@ fn d4_an_answer_whose_ground_was_lost_is_indeterminate_and_not_a_refusal() {
     assert_eq!(sim.disk.faults_fired(), 1);
 }
 
+/// A floor whose sync failed may be gone after a reopen: nobody is told that it fenced him.
+#[test]
+fn d4_a_floor_whose_sync_failed_fences_nobody() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    ks.put(token(5), b"a", b"1").unwrap();
+    sim.disk.fail(Fault::new(CallKind::SyncData, std::io::ErrorKind::Other));
+    assert_err!(ks.raise_all(token(9)), Error::Indeterminate { .. });
+    assert_err!(ks.put(token(6), b"a", b"x"), Error::Poisoned { .. });
+    assert_err!(ks.put(token(4), b"a", b"x"), Error::Fenced { mark, .. } if mark == token(5).into());
+    assert_eq!(ks.mark(b"a").unwrap(), Some(token(5).into()));
+    assert_eq!(ks.floor(), None);
+}
+
 /// D5, and turso 2091, redb 299: the marks of what was acknowledged stand, whatever the failed sync left.
 #[test]
 fn d5_after_a_failed_sync_nothing_is_acknowledged_until_the_store_is_reopened() {
@@ -246,6 +261,52 @@ fn a_full_disk_refuses_puts_only_and_freed_space_heals_it() {
     assert!(db.health().is_healthy(), "{}", db.health());
     let db = sim.reopen(db);
     assert_eq!(rows(&db).iter().count() as u32, written - 1);
+}
+
+/// RocksDB 919: when puts have taken all that they may, and nothing fits the active segment any more, there is
+/// still room for deletes that fill a segment of their own.
+#[test]
+fn a_disk_that_puts_have_filled_to_the_brim_takes_deletes_raises_and_grants() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let (ks, jobs_) = (rows(&db), jobs(&db));
+    let used: usize = sim.disk.file_names().iter().map(|name| sim.disk.read_file(name).unwrap().len()).sum();
+    sim.disk.set_budget(Some(used as u64 + (70 << 10)));
+    let key = |n: u32| [&n.to_be_bytes()[..], &[b'k'; 600]].concat();
+    let mut written = 0u32;
+    for bytes in [1000, 200, 1] {
+        while ks.put(token(1), &key(written), &vec![7; bytes]).is_ok() {
+            written += 1;
+        }
+    }
+    assert_err!(ks.put(token(1), b"x", b""), Error::NoSpace { .. });
+    for n in 0..written {
+        ks.delete(token(1), &key(n)).unwrap_or_else(|error| panic!("delete {n} of {written}: {error}"));
+        ks.raise(token(2), &key(n)).unwrap();
+    }
+    let lease = jobs_.lease(b"j").acquire().unwrap();
+    jobs_.raise_all(lease.token()).unwrap();
+    assert_eq!(ks.iter().count(), 0);
+}
+
+/// Of the list as well: whether it is on the disk is not known after a failed sync, and nothing may rest on it.
+#[test]
+fn d5_a_failed_sync_of_the_list_poisons() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    ks.put(token(1), b"first", b"").unwrap();
+    sim.disk.fail(Fault::errno(CallKind::SyncData, 5).on("STORE"));
+    let mut written = 0u32;
+    while ks.put(token(1), &written.to_be_bytes(), &[7; 900]).is_ok() {
+        written += 1;
+        assert!(written < 1000, "no segment was listed");
+    }
+    assert_eq!(sim.disk.faults_fired(), 1);
+    assert_err!(ks.put(token(1), b"x", b""), Error::Poisoned { .. });
+    assert!(matches!(db.health(), Health::Poisoned(_)));
+    drop((ks, db));
+    assert_eq!(rows(&sim.open()).iter().count() as u32, written + 1);
 }
 
 /// Raft-engine 344, redb 620.
