@@ -7,7 +7,7 @@
 
 mod leasekit;
 
-use leasekit::{block_on, counting_waker, eventually, ms, open_sim, poll_once, sim, store};
+use leasekit::{Store, block_on, counting_waker, eventually, ms, open_sim, poll_once, sim, store};
 use std::sync::Arc;
 use std::thread;
 use tidewall::storage::SimDisk;
@@ -232,6 +232,19 @@ fn a_holder_hears_of_each_kind_of_end() {
     for lease in [&broken, &raised, &expired] {
         assert!(!lease.is_live() && lease.remaining().is_zero() && lease.renew().is_err());
     }
+}
+
+/// The next process may grant anew what is held here: a lease is over with its store.
+#[test]
+fn a_lease_is_over_when_its_store_is_closed() {
+    let Store { db, jobs, .. } = store();
+    let (lease, watched) = (jobs.lease(b"f").acquire().unwrap(), jobs.lease(b"g").acquire().unwrap());
+    let lost = watched.lost();
+    assert!(lease.is_live());
+    db.close().unwrap();
+    assert!(!lease.is_live() && lease.remaining().is_zero());
+    assert!(lease.renew().is_err());
+    assert_eq!(lost.wait(), Ending::Closed);
 }
 
 /// Who asked before the end is woken by it, and need not ask again.

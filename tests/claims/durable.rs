@@ -206,6 +206,25 @@ fn d5_a_full_disk_in_a_sync_poisons() {
     rows(&sim.open()).put(token(1), b"b", b"healed").unwrap();
 }
 
+/// Who may not write cannot put on the disk what only the cache holds, and so does not show it.
+#[test]
+fn r1_a_read_only_open_shows_only_what_is_proven() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    ks.put(token(1), b"a", b"durable").unwrap();
+    sim.disk.fail(Fault::errno(CallKind::SyncData, 5));
+    assert_err!(ks.put(token(1), b"b", b"in the cache"), Error::Indeterminate { .. });
+    let image = Sim::on(sim.disk.kill());
+    let seen = image.options().read_only().deterministic(5).open("sim").unwrap();
+    assert_eq!(seen.report().unproven_frames, 1);
+    let keys = rows(&seen);
+    assert!(keys.contains_key(b"a").unwrap());
+    assert!(!keys.contains_key(b"b").unwrap(), "the power may go, and it with it");
+    drop((keys, seen));
+    assert!(rows(&image.options().deterministic(6).open("sim").unwrap()).contains_key(b"b").unwrap());
+}
+
 /// R4 and redb 299: bytes which only the cache holds are put on the disk before an answer rests on them.
 #[test]
 fn r1_what_an_open_shows_survives_a_power_cut_right_behind_it() {
