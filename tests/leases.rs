@@ -251,7 +251,7 @@ fn a_lease_is_over_when_its_store_is_closed() {
 #[test]
 fn who_watches_before_the_end_is_woken_by_each_kind_of_it() {
     let store = store();
-    let end: [fn(&Keyspace, Lease); 4] = [
+    let end: [fn(&tidewall::Keyspace, tidewall::Lease); 4] = [
         |_, lease| lease.release().unwrap(),
         |_, lease| drop(lease),
         |jobs, lease| {
