@@ -206,6 +206,39 @@ fn d5_a_full_disk_in_a_sync_poisons() {
     rows(&sim.open()).put(token(1), b"b", b"healed").unwrap();
 }
 
+/// Adopting a tail that only the cache holds is cut off at every call: no seal comes back without its frames.
+#[test]
+fn r1_a_store_opens_after_the_power_goes_while_a_tail_is_adopted() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    ks.put(token(1), b"a", b"durable").unwrap();
+    let pending: Vec<_> = (0..5u8).map(|n| ks.submit_put(token(1), &[n], &[n; 2000]).unwrap()).collect();
+    sim.disk.fail(Fault::errno(CallKind::SyncData, 5));
+    assert_err!(ks.put(token(1), b"b", b"in the cache"), Error::Indeterminate { .. });
+    drop(pending);
+    let killed = sim.disk.kill();
+    let calls = {
+        let image = killed.kill();
+        let before = image.calls();
+        Sim::on(image.clone()).options().deterministic(5).open("sim").unwrap();
+        before..image.calls()
+    };
+    for call in calls {
+        let image = killed.kill();
+        image.stop_at(call);
+        drop(Sim::on(image.clone()).options().deterministic(5).open("sim"));
+        for seed in 0..20 {
+            for policy in [Crash::Subset { percent: 50 }, Crash::OneMissing, Crash::Reverse] {
+                let after = Sim::on(image.crash(policy, seed));
+                let db = after.options().deterministic(6).open("sim");
+                let db = db.unwrap_or_else(|error| panic!("call {call}, seed {seed}, {policy:?}: {error}"));
+                assert!(rows(&db).contains_key(b"a").unwrap());
+            }
+        }
+    }
+}
+
 /// Who may not write cannot put on the disk what only the cache holds, and so does not show it.
 #[test]
 fn r1_a_read_only_open_shows_only_what_is_proven() {
