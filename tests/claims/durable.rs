@@ -324,17 +324,21 @@ fn a_disk_that_puts_have_filled_to_the_brim_takes_deletes_raises_and_grants() {
     let (ks, jobs_) = (rows(&db), jobs(&db));
     let used: usize = sim.disk.file_names().iter().map(|name| sim.disk.read_file(name).unwrap().len()).sum();
     sim.disk.set_budget(Some(used as u64 + (70 << 10)));
-    let key = |n: u32| [&n.to_be_bytes()[..], &[b'k'; 600]].concat();
-    let mut written = 0u32;
-    for bytes in [1000, 200, 1] {
-        while ks.put(token(1), &key(written), &vec![7; bytes]).is_ok() {
-            written += 1;
+    let mut keys: Vec<Vec<u8>> = Vec::new();
+    for (key_bytes, value_bytes) in [(600, 1000), (600, 200), (600, 1), (1, 1)] {
+        loop {
+            let key = [&keys.len().to_be_bytes()[..], &vec![b'k'; key_bytes]].concat();
+            if ks.put(token(1), &key, &vec![7; value_bytes]).is_err() {
+                break;
+            }
+            keys.push(key);
         }
     }
-    assert_err!(ks.put(token(1), b"x", b""), Error::NoSpace { .. });
-    for n in 0..written {
-        ks.delete(token(1), &key(n)).unwrap_or_else(|error| panic!("delete {n} of {written}: {error}"));
-        ks.raise(token(2), &key(n)).unwrap();
+    assert_err!(ks.put(token(1), b"one more key", b""), Error::NoSpace { .. });
+    for (n, key) in keys.iter().enumerate() {
+        let deleted = ks.delete(token(1), key);
+        deleted.unwrap_or_else(|error| panic!("delete {n} of {}: {error}", keys.len()));
+        ks.raise(token(2), key).unwrap();
     }
     let lease = jobs_.lease(b"j").acquire().unwrap();
     jobs_.raise_all(lease.token()).unwrap();
@@ -345,7 +349,8 @@ fn a_disk_that_puts_have_filled_to_the_brim_takes_deletes_raises_and_grants() {
 #[test]
 fn d5_a_failed_sync_of_the_list_poisons() {
     let sim = Sim::new();
-    let db = sim.open();
+    // Opened again, for the list was made under another name.
+    let db = sim.reopen(sim.open());
     let ks = rows(&db);
     ks.put(token(1), b"first", b"").unwrap();
     sim.disk.fail(Fault::errno(CallKind::SyncData, 5).on("STORE"));
