@@ -445,6 +445,27 @@ fn r2_a_missing_or_cut_segment_is_named() {
     }
 }
 
+/// Garnet 2150: an old copy of the list knows fewer segments, and nothing of the marks in the others.
+#[test]
+fn r2_a_list_from_before_a_segment_was_made_is_named() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    let fill = |from: u32| {
+        (from..from + 40).for_each(|n| {
+            ks.put(token(1), &n.to_be_bytes(), &[7; 900]).unwrap();
+        })
+    };
+    fill(0);
+    let old = sim.disk.read_file("STORE").unwrap();
+    fill(40);
+    let image = sim.disk.kill();
+    image.write_file("STORE", &old);
+    let before = image.image_hash();
+    assert_err!(Sim::on(image.clone()).options().deterministic(5).open("sim"), Error::Corrupt { file, .. } if file == "STORE");
+    assert_eq!(image.image_hash(), before, "the files are left alone");
+}
+
 /// A store at rest says that its last group was durable: from then on damage to it is named, not cut off.
 #[test]
 fn r2_the_last_group_of_a_store_at_rest_is_proven() {
