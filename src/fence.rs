@@ -285,6 +285,32 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_one_holder_do_not_displace_its_predecessors() {
+        let a = admit(&FenceState::default(), token(41), Some(OpId::new(7)), Lsn::new(1));
+        let b = admit(&a, token(42), Some(OpId::new(1)), Lsn::new(2));
+        let c = admit(&b, token(42), Some(OpId::new(2)), Lsn::new(3));
+        assert_eq!(c.predecessor, Some((41, OpId::new(7))));
+        assert_eq!(last_op(token(41), &c, Floor::default()), LastOp::Committed(OpId::new(7)));
+    }
+
+    /// A floor raised on purpose fences tokens at their own mark, too.
+    #[test]
+    fn under_a_raised_floor_the_last_operation_of_the_mark_is_known() {
+        let floor = Floor::raised(9);
+        let numbered = FenceState { last: Some((OpId::new(7), Lsn::new(1))), ..own(5) };
+        assert_eq!(last_op(token(5), &numbered, floor), LastOp::Committed(OpId::new(7)));
+        assert_eq!(last_op(token(6), &numbered, floor), LastOp::Nothing);
+        assert_eq!(last_op(token(5), &own(5), floor), LastOp::Nothing);
+        let behind = FenceState { predecessor: Some((4, OpId::new(3))), ..own(5) };
+        assert_eq!(last_op(token(5), &behind, floor), LastOp::Nothing);
+        assert_eq!(
+            last_op(token(5), &FenceState::default(), floor),
+            LastOp::Unknown,
+            "nobody knows the fence"
+        );
+    }
+
+    #[test]
     fn a_write_without_a_number_keeps_the_last_number() {
         let a = admit(&FenceState::default(), token(1), Some(OpId::new(3)), Lsn::new(1));
         let b = admit(&a, token(1), None, Lsn::new(2));

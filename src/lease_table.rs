@@ -379,6 +379,11 @@ mod tests {
         let mut slots: Vec<_> = table.slots(JOBS, b"user").into_iter().map(|(index, _)| index).collect();
         slots.sort_unstable();
         assert_eq!(slots, [0, 12]);
+        // Names of other keys' slots that lie among those of this key, in the same shard too.
+        for n in 100..200 {
+            table.insert(JOBS, format!("user.{n}.1/").as_bytes(), live(1, MS));
+        }
+        assert_eq!(table.slots(JOBS, b"user").len(), 2);
         assert_eq!(table.slots(JOBS, b"user.0").len(), 1);
         assert_eq!(table.slots(LOCKS, b"user").len(), 0);
     }
@@ -396,6 +401,52 @@ mod tests {
         }
         assert!(len_max <= 256, "{len_max} grants of which at most 11 are live");
         assert!(table.current(JOBS, &20_000u64.to_le_bytes()).is_some());
+    }
+
+    /// Each sweep goes on where the last one of its shard stopped, over keyspaces too, and not far.
+    #[test]
+    fn leases_that_stay_do_not_hide_those_that_are_over() {
+        let table = LeaseTable::new();
+        let forever = |number| {
+            let grant =
+                Grant::pending(token(number), terms(Ttl::INFINITE), Lsn::ZERO, MS, &Arc::new(Bell::new()));
+            assert!(grant.enable(MS));
+            Arc::new(grant)
+        };
+        // In front of the others in one keyspace, and with names behind all of the other one's.
+        for number in 1..=400u64 {
+            table.insert(JOBS, &[b"a", &number.to_be_bytes()[..]].concat(), forever(number));
+        }
+        for number in 1..=400u64 {
+            table.insert(JOBS, &[b"m", &number.to_be_bytes()[..]].concat(), live(number, MS));
+            table.insert(JOBS, &[b"z", &number.to_be_bytes()[..]].concat(), forever(number));
+            table.insert(LOCKS, &[b"c", &number.to_be_bytes()[..]].concat(), live(number, MS));
+        }
+        let before = table.len();
+        table.sweep(20 * MS);
+        assert!(table.len() >= before - SWEEP, "one sweep is short");
+        for _ in 0..SHARDS * 1600 / SWEEP {
+            table.sweep(20 * MS);
+        }
+        assert_eq!(table.len(), 800, "what is over is gone, the rest is there");
+    }
+
+    #[test]
+    fn a_sweep_keeps_what_nobody_broke_of_an_earlier_life() {
+        let table = LeaseTable::new();
+        let bell = Arc::new(Bell::new());
+        let bounded = terms(Ttl::new(Duration::from_millis(10)).unwrap());
+        let kept = Grant::recorded(token(1), terms(Ttl::INFINITE), MS, 0, &bell);
+        table.insert(JOBS, b"kept", Arc::new(kept));
+        table.insert(JOBS, b"over", Arc::new(Grant::recorded(token(2), bounded, MS, 0, &bell)));
+        let ended = Grant::pending(token(3), terms(Ttl::INFINITE), Lsn::ZERO, MS, &bell);
+        assert!(ended.enable(MS) && ended.end(Ending::Released));
+        table.insert(JOBS, b"ended", Arc::new(ended));
+        for _ in 0..SHARDS {
+            table.sweep(2 * MS);
+        }
+        assert!(table.current(JOBS, b"kept").is_some());
+        assert_eq!(table.len(), 1);
     }
 
     #[test]

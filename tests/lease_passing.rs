@@ -74,6 +74,28 @@ fn a_release_hands_over_while_the_thread_of_the_leases_stands_still() {
     drop(let_go);
 }
 
+/// A fence that ran out belongs to who waits for it, also before anybody has come to handing it over.
+#[test]
+fn nobody_overtakes_a_waiter_while_the_thread_of_the_leases_stands_still() {
+    let store = store();
+    let other = store.jobs.lease(b"other").ttl(ms(10)).acquire().unwrap();
+    let held = store.jobs.lease(b"f").ttl(ms(20)).acquire().unwrap();
+    let mut waiting = Box::pin(store.jobs.lease(b"f").wait(ms(1000)).acquire_async());
+    assert!(poll_once(waiting.as_mut()).is_pending());
+    let mut lost = Box::pin(other.lost());
+    let let_go = LetGo(Arc::default());
+    let waker = Waker::from(let_go.0.clone());
+    assert!(lost.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    store.clock.advance(ms(10));
+    eventually(|| let_go.0.is_called.load(Ordering::Acquire));
+    store.clock.advance(ms(20));
+    assert!(!held.is_live());
+    let late = store.jobs.lease(b"f").try_acquire();
+    assert!(matches!(late, Err(Error::Held { .. })), "{late:?}");
+    drop(let_go);
+    assert_eq!(block_on(waiting).unwrap().token().get(), 3, "no token is burnt");
+}
+
 #[test]
 fn a_waiter_that_leaves_while_the_lease_is_given_back_takes_it_from_nobody() {
     let store = store();

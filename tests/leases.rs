@@ -7,7 +7,7 @@
 
 mod leasekit;
 
-use leasekit::{block_on, counting_waker, eventually, ms, open_sim, poll_once, sim, store};
+use leasekit::{Store, block_on, counting_waker, eventually, ms, open_sim, poll_once, sim, store};
 use std::sync::Arc;
 use std::thread;
 use tidewall::storage::SimDisk;
@@ -231,6 +231,51 @@ fn a_holder_hears_of_each_kind_of_end() {
     assert_eq!(watching.join().unwrap(), Ending::Expired);
     for lease in [&broken, &raised, &expired] {
         assert!(!lease.is_live() && lease.remaining().is_zero() && lease.renew().is_err());
+    }
+}
+
+/// The next process may grant anew what is held here: a lease is over with its store.
+#[test]
+fn a_lease_is_over_when_its_store_is_closed() {
+    let Store { db, jobs, .. } = store();
+    let (lease, watched) = (jobs.lease(b"f").acquire().unwrap(), jobs.lease(b"g").acquire().unwrap());
+    let lost = watched.lost();
+    assert!(lease.is_live());
+    db.close().unwrap();
+    assert!(!lease.is_live() && lease.remaining().is_zero());
+    assert!(lease.renew().is_err());
+    assert_eq!(lost.wait(), Ending::Closed);
+}
+
+/// Who asked before the end is woken by it, and need not ask again.
+#[test]
+fn who_watches_before_the_end_is_woken_by_each_kind_of_it() {
+    let store = store();
+    let end: [fn(&tidewall::Keyspace, tidewall::Lease); 4] = [
+        |_, lease| lease.release().unwrap(),
+        |_, lease| drop(lease),
+        |jobs, lease| {
+            jobs.break_lease(b"f", "test").unwrap();
+            std::mem::forget(lease);
+        },
+        |jobs, lease| {
+            let newer = jobs.lease(b"newer").acquire().unwrap();
+            jobs.raise(newer.token(), b"f").unwrap();
+            std::mem::forget(lease);
+        },
+    ];
+    for (n, end) in end.into_iter().enumerate() {
+        let lease = store.jobs.lease(b"f").ttl(ms(10_000)).acquire().unwrap();
+        let mut lost = Box::pin(lease.lost());
+        let waker = counting_waker();
+        assert!(waker.poll(lost.as_mut()).is_pending());
+        end(&store.jobs, lease);
+        let begun = std::time::Instant::now();
+        while waker.count() == 0 {
+            assert!(begun.elapsed() < ms(10_000), "end {n} is told to nobody");
+            thread::yield_now();
+        }
+        assert!(waker.poll(lost.as_mut()).is_ready());
     }
 }
 

@@ -149,6 +149,29 @@ fn whole_frames_and_segments_may_be_gone() {
     }
 }
 
+/// Headers and seals carry the counter too: tokens whose grants cannot be read are not granted again.
+#[test]
+fn the_counter_is_read_where_no_grant_is() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = db.keyspace("keys", KeyspaceOptions::new()).unwrap();
+    let last = (0..20).map(|_| ks.lease(b"k").acquire().unwrap().token()).last().unwrap();
+    // Behind the grants, so that all of them are within what is damaged.
+    rows(&db).put(token(1), b"filler", &[0; 400]).unwrap();
+    drop(ks);
+    db.close().unwrap();
+    let disk = &sim.disk;
+    for name in segments(disk) {
+        let len = disk.read_file(&name).unwrap().len();
+        for offset in (4096..len - 300).step_by(24) {
+            disk.flip_bit(&name, offset as u64, 1);
+        }
+    }
+    let made = Salvage::new().bump(1).deterministic(5).run_on(disk.clone(), disk.dir(NEW)).unwrap();
+    assert_eq!(made.keyspaces, 0, "nothing else was to be read");
+    assert_eq!(made.counter.get(), last.get() + 1);
+}
+
 #[test]
 fn without_store_what_proves_itself_is_kept() {
     let (disk, then) = closed();

@@ -34,7 +34,9 @@ fn renew(grant: &Grant, now: u64) -> Result<u64, RenewError> {
 #[test]
 fn a_pending_grant_is_held_by_nobody_and_does_not_expire() {
     let grant = grant(1);
+    assert!(grant.is_pending());
     assert!(!grant.is_live(16));
+    assert!(!grant.is_held(2 * MS));
     assert!(!grant.is_ended());
     assert!(!grant.end_if_expired(u64::MAX));
     assert_eq!(renew(&grant, 16), Err(RenewError::Pending));
@@ -136,12 +138,28 @@ fn the_holder_stops_believing_before_the_table_does() {
     let grant = grant_at(1, MS);
     assert!(grant.enable(3 * MS));
     assert!(grant.is_live(12 * MS));
-    assert!(!grant.is_held(11 * MS));
+    assert!(!grant.is_held(11 * MS) && !grant.is_held(12 * MS));
     assert_eq!(renew(&grant, 11 * MS), Err(RenewError::Expired));
     // Nobody else gets it before the table's own deadline.
     assert_eq!(grant.free_at(), Some(13 * MS));
     assert!(!grant.is_free(13 * MS - 1));
     assert!(grant.is_free(13 * MS));
+}
+
+/// Instants in the word are rounded, and never in favour of who comes next.
+#[test]
+fn the_table_never_lets_go_before_the_holder_stops() {
+    for now in MS..MS + 40 {
+        let grant = grant_at(1, now);
+        assert!(grant.enable(now));
+        let until = grant.held_until();
+        assert_eq!(until, now + 10 * MS);
+        assert!(grant.is_live(until - 1) && grant.is_held(until - 1), "{now}");
+        assert!(!grant.end_if_expired(until - 1), "{now}");
+        let renewed = grant.renew(now + 1, u64::MAX).unwrap();
+        assert!(renewed.until >= grant.held_until());
+        assert!(grant.is_live(grant.held_until() - 1), "{now}");
+    }
 }
 
 #[test]
@@ -212,4 +230,52 @@ fn a_recorded_grant_is_over_and_keeps_its_fence_for_a_while() {
     assert_eq!(renew(&grant, 2 * MS), Err(RenewError::Ended));
     assert_eq!(grant.remaining(2 * MS), Some(Duration::from_millis(7)));
     assert!(!grant.is_free(8 * MS) && grant.is_free(9 * MS));
+}
+
+#[test]
+fn a_grant_is_pending_until_it_is_live_or_ended_watched_or_not() {
+    for watched in [false, true] {
+        let (enabled, ended) = (grant(1), grant(2));
+        for grant in [&enabled, &ended] {
+            assert!(!watched || grant.watch());
+            assert!(grant.is_pending());
+        }
+        assert!(enabled.enable(MS) && !enabled.is_pending());
+        assert!(ended.end(Ending::Overtaken) && !ended.is_pending());
+    }
+}
+
+#[test]
+fn a_grant_without_an_end_is_never_due() {
+    let grant = Grant::pending(token(1), terms(Ttl::INFINITE), Lsn::ZERO, MS, &Arc::new(Bell::new()));
+    assert!(grant.enable(MS));
+    assert_eq!(grant.deadline(), None);
+    let bounded = live(2, MS);
+    assert_eq!(bounded.deadline(), Some(11 * MS));
+}
+
+#[test]
+fn a_holder_that_stops_believing_is_over_before_its_fence_is_free() {
+    let grant = grant_at(1, MS);
+    assert!(grant.enable(3 * MS));
+    assert!(!grant.end_if_not_held(11 * MS - 1));
+    assert!(grant.end_if_not_held(11 * MS));
+    assert_eq!((grant.ending(), grant.free_at()), (Some(Ending::Expired), Some(13 * MS)));
+}
+
+#[test]
+fn only_grants_that_ran_out_are_counted_as_such() {
+    let bell = Arc::new(Bell::new());
+    let ttl = Ttl::new(Duration::from_millis(10)).unwrap();
+    let live = |number| {
+        let grant = Grant::pending(token(number), terms(ttl), Lsn::ZERO, MS, &bell);
+        assert!(grant.enable(MS));
+        grant
+    };
+    assert!(live(1).end(Ending::Released) && live(2).end_broken(MS) && live(3).end(Ending::Overtaken));
+    assert_eq!(bell.expired(), 0);
+    for number in 4..=6 {
+        assert!(live(number).end_if_expired(20 * MS));
+    }
+    assert_eq!(bell.expired(), 3);
 }

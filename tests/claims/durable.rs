@@ -133,6 +133,21 @@ fn d4_an_answer_whose_ground_was_lost_is_indeterminate_and_not_a_refusal() {
     assert_eq!(sim.disk.faults_fired(), 1);
 }
 
+/// A floor whose sync failed may be gone after a reopen: nobody is told that it fenced him.
+#[test]
+fn d4_a_floor_whose_sync_failed_fences_nobody() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    ks.put(token(5), b"a", b"1").unwrap();
+    sim.disk.fail(Fault::new(CallKind::SyncData, std::io::ErrorKind::Other));
+    assert_err!(ks.raise_all(token(9)), Error::Indeterminate { .. });
+    assert_err!(ks.put(token(6), b"a", b"x"), Error::Poisoned { .. });
+    assert_err!(ks.put(token(4), b"a", b"x"), Error::Fenced { mark, .. } if mark == token(5).into());
+    assert_eq!(ks.mark(b"a").unwrap(), Some(token(5).into()));
+    assert_eq!(ks.floor(), None);
+}
+
 /// D5, and turso 2091, redb 299: the marks of what was acknowledged stand, whatever the failed sync left.
 #[test]
 fn d5_after_a_failed_sync_nothing_is_acknowledged_until_the_store_is_reopened() {
@@ -191,6 +206,58 @@ fn d5_a_full_disk_in_a_sync_poisons() {
     rows(&sim.open()).put(token(1), b"b", b"healed").unwrap();
 }
 
+/// Adopting a tail that only the cache holds is cut off at every call: no seal comes back without its frames.
+#[test]
+fn r1_a_store_opens_after_the_power_goes_while_a_tail_is_adopted() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    ks.put(token(1), b"a", b"durable").unwrap();
+    let pending: Vec<_> = (0..5u8).map(|n| ks.submit_put(token(1), &[n], &[n; 2000]).unwrap()).collect();
+    sim.disk.fail(Fault::errno(CallKind::SyncData, 5));
+    assert_err!(ks.put(token(1), b"b", b"in the cache"), Error::Indeterminate { .. });
+    drop(pending);
+    let killed = sim.disk.kill();
+    let calls = {
+        let image = killed.kill();
+        let before = image.calls();
+        Sim::on(image.clone()).options().deterministic(5).open("sim").unwrap();
+        before..image.calls()
+    };
+    for call in calls {
+        let image = killed.kill();
+        image.stop_at(call);
+        drop(Sim::on(image.clone()).options().deterministic(5).open("sim"));
+        for seed in 0..20 {
+            for policy in [Crash::Subset { percent: 50 }, Crash::OneMissing, Crash::Reverse] {
+                let after = Sim::on(image.crash(policy, seed));
+                let db = after.options().deterministic(6).open("sim");
+                let db = db.unwrap_or_else(|error| panic!("call {call}, seed {seed}, {policy:?}: {error}"));
+                assert!(rows(&db).contains_key(b"a").unwrap());
+            }
+        }
+    }
+}
+
+/// Who may not write cannot put on the disk what only the cache holds, and so does not show it.
+#[test]
+fn r1_a_read_only_open_shows_only_what_is_proven() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    ks.put(token(1), b"a", b"durable").unwrap();
+    sim.disk.fail(Fault::errno(CallKind::SyncData, 5));
+    assert_err!(ks.put(token(1), b"b", b"in the cache"), Error::Indeterminate { .. });
+    let image = Sim::on(sim.disk.kill());
+    let seen = image.options().read_only().deterministic(5).open("sim").unwrap();
+    assert_eq!(seen.report().unproven_frames, 1);
+    let keys = rows(&seen);
+    assert!(keys.contains_key(b"a").unwrap());
+    assert!(!keys.contains_key(b"b").unwrap(), "the power may go, and it with it");
+    drop((keys, seen));
+    assert!(rows(&image.options().deterministic(6).open("sim").unwrap()).contains_key(b"b").unwrap());
+}
+
 /// R4 and redb 299: bytes which only the cache holds are put on the disk before an answer rests on them.
 #[test]
 fn r1_what_an_open_shows_survives_a_power_cut_right_behind_it() {
@@ -246,6 +313,57 @@ fn a_full_disk_refuses_puts_only_and_freed_space_heals_it() {
     assert!(db.health().is_healthy(), "{}", db.health());
     let db = sim.reopen(db);
     assert_eq!(rows(&db).iter().count() as u32, written - 1);
+}
+
+/// RocksDB 919: when puts have taken all that they may, and nothing fits the active segment any more, there is
+/// still room for deletes that fill a segment of their own.
+#[test]
+fn a_disk_that_puts_have_filled_to_the_brim_takes_deletes_raises_and_grants() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let (ks, jobs_) = (rows(&db), jobs(&db));
+    let used: usize = sim.disk.file_names().iter().map(|name| sim.disk.read_file(name).unwrap().len()).sum();
+    sim.disk.set_budget(Some(used as u64 + (70 << 10)));
+    let mut keys: Vec<Vec<u8>> = Vec::new();
+    for (key_bytes, value_bytes) in [(600, 1000), (600, 200), (600, 1), (1, 1)] {
+        loop {
+            let key = [&keys.len().to_be_bytes()[..], &vec![b'k'; key_bytes]].concat();
+            if ks.put(token(1), &key, &vec![7; value_bytes]).is_err() {
+                break;
+            }
+            keys.push(key);
+        }
+    }
+    assert_err!(ks.put(token(1), b"one more key", b""), Error::NoSpace { .. });
+    for (n, key) in keys.iter().enumerate() {
+        let deleted = ks.delete(token(1), key);
+        deleted.unwrap_or_else(|error| panic!("delete {n} of {}: {error}", keys.len()));
+        ks.raise(token(2), key).unwrap();
+    }
+    let lease = jobs_.lease(b"j").acquire().unwrap();
+    jobs_.raise_all(lease.token()).unwrap();
+    assert_eq!(ks.iter().count(), 0);
+}
+
+/// Of the list as well: whether it is on the disk is not known after a failed sync, and nothing may rest on it.
+#[test]
+fn d5_a_failed_sync_of_the_list_poisons() {
+    let sim = Sim::new();
+    // Opened again, for the list was made under another name.
+    let db = sim.reopen(sim.open());
+    let ks = rows(&db);
+    ks.put(token(1), b"first", b"").unwrap();
+    sim.disk.fail(Fault::errno(CallKind::SyncData, 5).on("STORE"));
+    let mut written = 0u32;
+    while ks.put(token(1), &written.to_be_bytes(), &[7; 900]).is_ok() {
+        written += 1;
+        assert!(written < 1000, "no segment was listed");
+    }
+    assert_eq!(sim.disk.faults_fired(), 1);
+    assert_err!(ks.put(token(1), b"x", b""), Error::Poisoned { .. });
+    assert!(matches!(db.health(), Health::Poisoned(_)));
+    drop((ks, db));
+    assert_eq!(rows(&sim.open()).iter().count() as u32, written + 1);
 }
 
 /// Raft-engine 344, redb 620.
@@ -325,6 +443,27 @@ fn r2_a_missing_or_cut_segment_is_named() {
             assert_err!(hurt.options().deterministic(5).open("sim"), Error::Corrupt { .. });
         }
     }
+}
+
+/// Garnet 2150: an old copy of the list knows fewer segments, and nothing of the marks in the others.
+#[test]
+fn r2_a_list_from_before_a_segment_was_made_is_named() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    let fill = |from: u32| {
+        (from..from + 40).for_each(|n| {
+            ks.put(token(1), &n.to_be_bytes(), &[7; 900]).unwrap();
+        })
+    };
+    fill(0);
+    let old = sim.disk.read_file("STORE").unwrap();
+    fill(40);
+    let image = sim.disk.kill();
+    image.write_file("STORE", &old);
+    let before = image.image_hash();
+    assert_err!(Sim::on(image.clone()).options().deterministic(5).open("sim"), Error::Corrupt { file, .. } if file == "STORE");
+    assert_eq!(image.image_hash(), before, "the files are left alone");
 }
 
 /// A store at rest says that its last group was durable: from then on damage to it is named, not cut off.

@@ -98,6 +98,53 @@ fn f2_a_mark_survives_its_value() {
     }
 }
 
+/// RocksDB 12995: all of a batch, marks included.
+#[test]
+fn f2_a_batch_raises_the_mark_of_every_fence_it_writes() {
+    for scope in [Scope::Key, Scope::Prefix(b'/')] {
+        let mut sim = Sim::new();
+        let options = KeyspaceOptions::new().tokens(Tokens::External).scope(scope);
+        let db = sim.open();
+        let ks = db.keyspace("rows", options).unwrap();
+        let mut batch = db.batch();
+        for (n, key) in [b"a/x", b"b/x", b"c/x"].into_iter().enumerate() {
+            batch.put(&ks, token(5 + n as u64), key, b"1").unwrap();
+        }
+        batch.commit().unwrap();
+        drop((db, ks));
+        let db = sim.power_cut();
+        let ks = db.keyspace("rows", options).unwrap();
+        for (n, key) in [b"a/x", b"b/x", b"c/x"].into_iter().enumerate() {
+            assert_eq!(ks.mark(key).unwrap(), Some(token(5 + n as u64).into()));
+            assert_err!(ks.put(token(4 + n as u64), key, b"late"), Error::Fenced { .. });
+        }
+    }
+}
+
+/// The delete itself may be what raised the mark.
+#[test]
+fn f2_a_delete_carries_the_mark_that_it_raised() {
+    for scope in [Scope::Key, Scope::Prefix(b'/'), Scope::Keyspace] {
+        let mut sim = Sim::new();
+        let options = KeyspaceOptions::new().tokens(Tokens::External).scope(scope);
+        let db = sim.open();
+        let ks = db.keyspace("rows", options).unwrap();
+        ks.put(token(5), b"a/x", b"1").unwrap();
+        let deleted = ks.submit_delete(token(7), b"a/x").unwrap();
+        // Judged by what is appended, then by what is durable.
+        let late = ks.submit_put(token(6), b"a/x", b"late").and_then(Commit::wait);
+        assert_err!(late, Error::Fenced { mark, .. } if mark == token(7).into());
+        deleted.wait().unwrap();
+        drop((db, ks));
+        for _ in 0..2 {
+            let db = sim.power_cut();
+            let ks = db.keyspace("rows", options).unwrap();
+            assert_eq!(ks.mark(b"a/x").unwrap(), Some(token(7).into()));
+            assert_err!(ks.put(token(6), b"a/x", b"late"), Error::Fenced { .. });
+        }
+    }
+}
+
 /// F3. A write that finds the segment full takes another one before it is judged.
 #[test]
 fn f3_a_refused_write_that_found_the_segment_full_leaves_no_trace() {

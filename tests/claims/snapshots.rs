@@ -255,3 +255,29 @@ fn s1_a_walk_from_both_ends_meets_every_key_once_over_many_chunks() {
         }
     }
 }
+
+/// Each of two snapshots at one lsn keeps what it needs, whichever is dropped first.
+#[test]
+fn s2_a_snapshot_keeps_what_it_needs_when_its_twin_is_dropped() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    for n in 0..20u8 {
+        ks.put(token(1), &[n], &[n; 900]).unwrap();
+    }
+    let (one, other) = (db.snapshot(), db.snapshot());
+    assert_eq!(one.lsn(), other.lsn());
+    let then = all(&one, &ks);
+    drop(one);
+    for n in 0..20u8 {
+        ks.delete(token(1), &[n]).unwrap();
+    }
+    // What nobody sees any more leaves the order of keys a few at a time, then the segments.
+    for n in 0..60u8 {
+        ks.put(token(1), &[100, n % 3], &[n; 900]).unwrap();
+    }
+    db.compact().unwrap();
+    assert_eq!(all(&other, &ks), then);
+    drop(other);
+    assert_eq!(ks.iter().count(), 3);
+}
