@@ -2,6 +2,9 @@
 //!
 //! Read next: `history.rs`, what makes a write late; `failpoints.rs`, how a worker is made to stop.
 
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod codecs;
 mod failpoints;
 mod history;
 
