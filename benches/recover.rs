@@ -27,9 +27,7 @@ fn main() {
     println!("{keys} keys, closed in {:.1} ms", millis(start.elapsed()));
     // A kill: the files as they are while the store is open.
     let running = fill(&at("running"), keys);
-    // Whatever it does in the background is done by then.
-    std::thread::sleep(Duration::from_micros(500_000 + 2 * keys));
-    copy(&at("running"), &at("killed"));
+    copy_at_rest(&running, &at("running"), &at("killed"));
     drop(running);
     for name in ["clean", "killed"] {
         copy(&at(name), &at(&format!("{name}, scanned")));
@@ -116,6 +114,25 @@ fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).expect("made");
     for file in files(from) {
         std::fs::copy(&file, to.join(file.file_name().expect("a file"))).expect("copied");
+    }
+}
+
+/// A copy of a store that is open, taken when it has written nothing for a second before and none meanwhile.
+fn copy_at_rest(db: &Db, from: &Path, to: &Path) {
+    loop {
+        let before = db.stats().disk_written_bytes;
+        std::thread::sleep(Duration::from_secs(1));
+        if db.stats().disk_written_bytes != before {
+            continue;
+        }
+        let _ = std::fs::remove_dir_all(to);
+        std::fs::create_dir_all(to).expect("made");
+        // A file that is removed meanwhile was written before.
+        let all =
+            files(from).all(|file| std::fs::copy(&file, to.join(file.file_name().expect("a file"))).is_ok());
+        if all && db.stats().disk_written_bytes == before {
+            return;
+        }
     }
 }
 
