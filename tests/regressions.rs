@@ -442,3 +442,21 @@ fn an_older_state_under_a_folded_floor_is_not_believed() {
     let next = jobs(&start(&disk, 2)).lease(b"a/").acquire().unwrap();
     assert_eq!(next.predecessor(), None, "operation 2 came after it");
 }
+
+/// A disk that said of every new file that its name was taken kept whoever made a segment looking for a free one
+/// for ever, with the list of segments locked. Found by the fuzz target `errno_plans`.
+#[test]
+fn a_disk_on_which_every_name_is_taken_gives_an_error() {
+    let disk = SimDisk::new();
+    let db = start(&disk, 1);
+    let rows = external(&db);
+    disk.fail(Fault::errno(CallKind::Open, libc::EEXIST).forever());
+    let put = |n: u64| rows.put(token(n), b"key", &[n as u8; 2000]);
+    let refused = (1..100).find_map(|n| put(n).err()).expect("the spares run out");
+    assert!(matches!(refused, Error::Io { .. }), "{refused:?}");
+    assert!(disk.file_names().contains(&"000001.seg".to_owned()));
+    disk.clear_faults();
+    put(100).unwrap();
+    db.close().unwrap();
+    assert_eq!(external(&start(&disk, 2)).mark(b"key").unwrap().unwrap().get(), 100);
+}

@@ -26,6 +26,8 @@ const SEGMENTS: u64 = 96;
 /// Beyond the reserve, at most so many retired segments wait to be used again.
 const RECYCLED: usize = 4;
 const MIN_FOLLOWING_BYTES: u64 = 1 << 20;
+/// So many names in a row may be taken by files that are not this store's.
+const OTHERS_FILES_MAX: u32 = 10_000;
 
 /// Who asks for a spare.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -216,11 +218,18 @@ impl Pool {
         list.check().map_err(|e| self.explain(e, bytes))?;
         let life = self.entropy.u64()?;
         let mut id = free_id(list, list.block().next_segment);
+        let mut others = 0;
         let file = loop {
             match self.make_file(&name::segment(id), bytes) {
                 Ok(file) => break file,
                 // Opening removed what was this store's own: whose it is is not known, so it stays.
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => id = free_id(list, id.0 + 1),
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                    if others == OTHERS_FILES_MAX {
+                        return Err(self.explain(e, bytes));
+                    }
+                    others += 1;
+                    id = free_id(list, id.0 + 1);
+                }
                 Err(e) => {
                     // Never listed, so nothing rests on it; what cannot be removed now goes at the next open.
                     let _ = self.storage.remove(&name::segment(id));
