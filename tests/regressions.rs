@@ -444,19 +444,25 @@ fn an_older_state_under_a_folded_floor_is_not_believed() {
 }
 
 /// A disk that said of every new file that its name was taken kept whoever made a segment looking for a free one
-/// for ever, with the list of segments locked. Found by the fuzz target `errno_plans`.
+/// for ever, with the list of segments locked; and so did one whose writes failed with the same error, for it was taken
+/// for that of the open. Found by the fuzz target `errno_plans`.
 #[test]
 fn a_disk_on_which_every_name_is_taken_gives_an_error() {
-    let disk = SimDisk::new();
-    let db = start(&disk, 1);
-    let rows = external(&db);
-    disk.fail(Fault::errno(CallKind::Open, libc::EEXIST).forever());
-    let put = |n: u64| rows.put(token(n), b"key", &[n as u8; 2000]);
-    let refused = (1..100).find_map(|n| put(n).err()).expect("the spares run out");
-    assert!(matches!(refused, Error::Io { .. }), "{refused:?}");
-    assert!(disk.file_names().contains(&"000001.seg".to_owned()));
-    disk.clear_faults();
-    put(100).unwrap();
-    db.close().unwrap();
-    assert_eq!(external(&start(&disk, 2)).mark(b"key").unwrap().unwrap().get(), 100);
+    for call in [CallKind::Open, CallKind::WriteAt] {
+        let disk = SimDisk::new();
+        let db = start(&disk, 1);
+        let rows = external(&db);
+        let files = disk.file_names();
+        // The writes of a commit are left alone: those of new segments are hit.
+        let taken = |name: String| disk.fail(Fault::errno(call, libc::EEXIST).on(name).forever());
+        (1..20_000).map(|n| format!("{n:06}.seg")).filter(|name| !files.contains(name)).for_each(taken);
+        let put = |n: u64| rows.put(token(n), b"key", &[n as u8; 2000]);
+        let refused = (1..100).find_map(|n| put(n).err()).expect("the spares run out");
+        assert!(matches!(refused, Error::Io { .. }), "{refused:?}");
+        assert_eq!(disk.file_names(), files, "what could not be written is removed");
+        disk.clear_faults();
+        put(100).unwrap();
+        db.close().unwrap();
+        assert_eq!(external(&start(&disk, 2)).mark(b"key").unwrap().unwrap().get(), 100);
+    }
 }

@@ -219,9 +219,8 @@ impl Pool {
         let life = self.entropy.u64()?;
         let mut id = free_id(list, list.block().next_segment);
         let mut others = 0;
-        let file = loop {
-            match self.make_file(&name::segment(id), bytes) {
-                Ok(file) => break file,
+        let begun = loop {
+            match self.storage.open(&name::segment(id), Access::Create) {
                 // Opening removed what was this store's own: whose it is is not known, so it stays.
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
                     if others == OTHERS_FILES_MAX {
@@ -230,11 +229,15 @@ impl Pool {
                     others += 1;
                     id = free_id(list, id.0 + 1);
                 }
-                Err(e) => {
-                    // Never listed, so nothing rests on it; what cannot be removed now goes at the next open.
-                    let _ = self.storage.remove(&name::segment(id));
-                    return Err(self.explain(e, bytes));
-                }
+                begun => break begun,
+            }
+        };
+        let file = match begun.and_then(|file| self.prepare(file, bytes)) {
+            Ok(file) => file,
+            Err(e) => {
+                // Never listed, so nothing rests on it; what cannot be removed now goes at the next open.
+                let _ = self.storage.remove(&name::segment(id));
+                return Err(self.explain(e, bytes));
             }
         };
         let listed = Listed { segment: id, bytes, life, origin: 0 };
@@ -250,8 +253,7 @@ impl Pool {
         Ok(())
     }
 
-    fn make_file(&self, file_name: &str, bytes: u32) -> io::Result<Arc<dyn File>> {
-        let file = self.storage.open(file_name, Access::Create)?;
+    fn prepare(&self, file: Arc<dyn File>, bytes: u32) -> io::Result<Arc<dyn File>> {
         file.write_zeros(bytes as u64)?;
         self.zeros.fetch_add(bytes as u64, Ordering::Relaxed);
         file.sync_data()?;
