@@ -535,3 +535,26 @@ fn what_was_carried_is_proven_before_its_segment_goes() {
     let old = external(&read_only).get(b"old").unwrap().expect("it was acknowledged long ago");
     assert_eq!((old.bytes(), old.mark().get()), (&b"value"[..], 9));
 }
+/// A disk that said of every new file that its name was taken kept whoever made a segment looking for a free one
+/// for ever, with the list of segments locked; and so did one whose writes failed with the same error, for it was taken
+/// for that of the open. Found by the fuzz target `errno_plans`.
+#[test]
+fn a_disk_on_which_every_name_is_taken_gives_an_error() {
+    for call in [CallKind::Open, CallKind::WriteAt] {
+        let disk = SimDisk::new();
+        let db = start(&disk, 1);
+        let rows = external(&db);
+        let files = disk.file_names();
+        // The writes of a commit are left alone: those of new segments are hit.
+        let taken = |name: String| disk.fail(Fault::errno(call, libc::EEXIST).on(name).forever());
+        (1..20_000).map(|n| format!("{n:06}.seg")).filter(|name| !files.contains(name)).for_each(taken);
+        let put = |n: u64| rows.put(token(n), b"key", &[n as u8; 2000]);
+        let refused = (1..100).find_map(|n| put(n).err()).expect("the spares run out");
+        assert!(matches!(refused, Error::Io { .. }), "{refused:?}");
+        assert_eq!(disk.file_names(), files, "what could not be written is removed");
+        disk.clear_faults();
+        put(100).unwrap();
+        db.close().unwrap();
+        assert_eq!(external(&start(&disk, 2)).mark(b"key").unwrap().unwrap().get(), 100);
+    }
+}

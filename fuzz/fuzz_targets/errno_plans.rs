@@ -64,11 +64,16 @@ fuzz_target!(|rounds: Vec<Round>| {
 
 fn plan(disk: &SimDisk, round: &Round) {
     for plan in round.plans.iter().take(4) {
-        let call = CallKind::ALL[plan.call as usize % CallKind::ALL.len()];
+        // Half of them hit what a commit is made of.
+        let call = match plan.call % 4 {
+            0 => CallKind::SyncData,
+            1 => CallKind::WriteAt,
+            _ => CallKind::ALL[plan.call as usize / 4 % CallKind::ALL.len()],
+        };
         let errno = ERRNOS[plan.errno as usize % ERRNOS.len()];
         // A call that is to be repeated when interrupted is repeated for ever if that never ends.
         let forever = plan.forever && !(errno == 4 || errno == 11);
-        let fault = Fault::errno(call, errno).nth(plan.nth as u64).partial(plan.partial as usize);
+        let fault = Fault::errno(call, errno).nth(plan.nth as u64 % 48).partial(plan.partial as usize);
         disk.fail(if forever { fault.forever() } else { fault });
     }
     disk.set_sync_failure(match round.sync_failure % 3 {

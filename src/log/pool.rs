@@ -28,6 +28,8 @@ const RECYCLED: usize = 4;
 const MIN_FOLLOWING_BYTES: u64 = 1 << 20;
 /// Groups from here on are a bulk load: its segments are not written with zeros first.
 const BULK_BYTES: u64 = 256 << 10;
+/// So many names in a row may be taken by files that are not this store's.
+const OTHERS_FILES_MAX: u32 = 10_000;
 
 /// Who asks for a spare.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -227,16 +229,26 @@ impl Pool {
         list.check().map_err(|e| self.explain(e, bytes))?;
         let life = self.entropy.u64()?;
         let mut id = free_id(list, list.block().next_segment);
-        let file = loop {
-            match self.make_file(&name::segment(id), bytes) {
-                Ok(file) => break file,
+        let mut others = 0;
+        let begun = loop {
+            match self.storage.open(&name::segment(id), Access::Create) {
                 // Opening removed what was this store's own: whose it is is not known, so it stays.
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => id = free_id(list, id.0 + 1),
-                Err(e) => {
-                    // Never listed, so nothing rests on it; what cannot be removed now goes at the next open.
-                    let _ = self.storage.remove(&name::segment(id));
-                    return Err(self.explain(e, bytes));
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                    if others == OTHERS_FILES_MAX {
+                        return Err(self.explain(e, bytes));
+                    }
+                    others += 1;
+                    id = free_id(list, id.0 + 1);
                 }
+                begun => break begun,
+            }
+        };
+        let file = match begun.and_then(|file| self.prepare(file, bytes)) {
+            Ok(file) => file,
+            Err(e) => {
+                // Never listed, so nothing rests on it; what cannot be removed now goes at the next open.
+                let _ = self.storage.remove(&name::segment(id));
+                return Err(self.explain(e, bytes));
             }
         };
         let listed = Listed { segment: id, bytes, life, origin: 0 };
@@ -264,8 +276,7 @@ impl Pool {
         self.group_bytes.load(Ordering::Relaxed) >= BULK_BYTES.min(segment_bytes as u64 / 4)
     }
 
-    fn make_file(&self, file_name: &str, bytes: u32) -> io::Result<Arc<dyn File>> {
-        let file = self.storage.open(file_name, Access::Create)?;
+    fn prepare(&self, file: Arc<dyn File>, bytes: u32) -> io::Result<Arc<dyn File>> {
         let is_reserved = self.is_bulk(bytes) && file.reserve(bytes as u64)?;
         if !is_reserved {
             file.write_zeros(bytes as u64)?;
