@@ -97,7 +97,7 @@ impl<'t> Frame<'t> {
         self.table.push(offset, op.kind);
         let bytes = self.scratch.len() as u32 - before;
         let weight = Weight::new(op.kind, op.links.moved.is_some(), bytes);
-        self.usage.fill(self.segment, bytes);
+        self.usage.fill(self.segment, 1, bytes);
         (Location { segment: self.segment, offset }, weight)
     }
 

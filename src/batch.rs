@@ -16,7 +16,8 @@ use crate::keyspace::{Keyspace, check_key};
 use crate::op::Class;
 use crate::sync::Arc;
 use crate::types::{Excerpt, Lsn, MAX_BATCH_BYTES, OpId, Token};
-use std::collections::HashMap;
+use rapidhash::quality::RandomState;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// Changes that are applied together or not at all; made by [`Db::batch`](crate::Db::batch).
@@ -208,7 +209,7 @@ impl Batch {
             return Err(Error::invalid("a batch without a change: add a put, delete or raise"));
         }
         let engine = &self.shared.engine;
-        let mut plan = Plan::default();
+        let mut plan = Plan::with_capacity(self.changes.len());
         // Backwards, so that of two changes to one key the later one is met first.
         for stored in self.changes.iter().rev() {
             let (key, value) = (&self.bytes[stored.key.clone()], &self.bytes[stored.value.clone()]);
@@ -236,15 +237,23 @@ impl Batch {
 }
 
 /// The batch as the engine wants it: each key once, each fence once.
-#[derive(Default)]
 struct Plan<'a> {
     changes: Vec<Change<'a>>,
     fences: Vec<Fence<'a>>,
-    keys: HashMap<(u16, bool, &'a [u8]), ()>,
-    known: HashMap<(u16, &'a [u8]), usize>,
+    keys: HashSet<(u16, bool, &'a [u8]), RandomState>,
+    known: HashMap<(u16, &'a [u8]), usize, RandomState>,
 }
 
 impl<'a> Plan<'a> {
+    fn with_capacity(changes: usize) -> Self {
+        Plan {
+            changes: Vec::with_capacity(changes),
+            fences: Vec::new(),
+            keys: HashSet::with_capacity_and_hasher(changes, RandomState::new()),
+            known: HashMap::with_hasher(RandomState::new()),
+        }
+    }
+
     fn add(
         &mut self,
         stored: &'a Stored,
@@ -268,7 +277,7 @@ impl<'a> Plan<'a> {
             )));
         }
         self.fences[fence].raises |= raises;
-        if self.keys.insert((keyspace.id.0, raises, key), ()).is_none() {
+        if self.keys.insert((keyspace.id.0, raises, key)) {
             let hash = hash(Class::Key, key);
             self.changes.push(Change {
                 kind,

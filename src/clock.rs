@@ -10,9 +10,9 @@
 use crate::sync::Arc;
 use std::fmt;
 
-#[cfg(any(test, feature = "sim", fuzzing))]
+#[cfg(any(test, feature = "testkit", fuzzing))]
 use crate::sync::{AtomicU64, Mutex, Ordering};
-#[cfg(any(test, feature = "sim", fuzzing))]
+#[cfg(any(test, feature = "testkit", fuzzing))]
 use std::time::Duration;
 
 /// The first instant any clock of this module answers: smaller numbers are free to mean something
@@ -112,7 +112,7 @@ fn since_start() -> u64 {
 /// A clock that moves only when told to, for tests. Clones are handles on the same clock.
 ///
 /// ```
-/// # #[cfg(feature = "sim")] {
+/// # #[cfg(feature = "testkit")] {
 /// use std::time::Duration;
 /// use tidewall::{Clock, ManualClock};
 ///
@@ -122,24 +122,24 @@ fn since_start() -> u64 {
 /// assert_eq!(clock.now() - before, 3_000_000_000);
 /// # }
 /// ```
-#[cfg(any(test, feature = "sim", fuzzing))]
+#[cfg(any(test, feature = "testkit", fuzzing))]
 #[derive(Clone)]
 pub struct ManualClock(Arc<Hand>);
 
-#[cfg(any(test, feature = "sim", fuzzing))]
+#[cfg(any(test, feature = "testkit", fuzzing))]
 struct Hand {
     now: AtomicU64,
     watchers: Mutex<Vec<Box<dyn Fn() -> bool + Send + Sync>>>,
 }
 
-#[cfg(any(test, feature = "sim", fuzzing))]
+#[cfg(any(test, feature = "testkit", fuzzing))]
 impl fmt::Debug for ManualClock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("ManualClock").field(&self.now()).finish()
     }
 }
 
-#[cfg(any(test, feature = "sim", fuzzing))]
+#[cfg(any(test, feature = "testkit", fuzzing))]
 impl ManualClock {
     /// A clock that stands at one second.
     pub fn new() -> Self {
@@ -166,14 +166,14 @@ impl ManualClock {
     }
 }
 
-#[cfg(any(test, feature = "sim", fuzzing))]
+#[cfg(any(test, feature = "testkit", fuzzing))]
 impl Default for ManualClock {
     fn default() -> Self {
         ManualClock::new()
     }
 }
 
-#[cfg(any(test, feature = "sim", fuzzing))]
+#[cfg(any(test, feature = "testkit", fuzzing))]
 impl Clock for ManualClock {
     fn now(&self) -> u64 {
         self.0.now.load(Ordering::Relaxed)

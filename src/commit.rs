@@ -79,6 +79,7 @@ impl Engine {
     /// Runs `append` under the tail lock with `room` reserved in the active segment.
     pub fn with_room<T>(&self, room: u32, need: Need, mut append: impl FnMut(&mut Tail) -> T) -> Result<T> {
         let _guard = PoisonOnPanic::new(self);
+        let mut waits = true;
         loop {
             let mut tail = self.tail.lock();
             self.check_open()?;
@@ -86,7 +87,9 @@ impl Engine {
                 return Ok(append(&mut tail));
             }
             drop(tail);
-            self.make_room(HEADER_BYTES + room, need)?;
+            self.make_room(room, need, waits)?;
+            // Whatever was made, others may have taken it: that costs no second wait.
+            waits = false;
         }
     }
 
@@ -198,6 +201,7 @@ impl Engine {
         match self.write_group(committer, &group) {
             Ok(()) => {
                 committer.durable = group.last;
+                self.pool.note_group(self.progress.bytes_in_flight(group.appended_bytes));
                 for (keyspace, floor) in &group.floors {
                     keyspace.publish_floor(*floor);
                 }
@@ -376,6 +380,7 @@ impl Engine {
         self.tail.lock().usage.seal(segment.id, taken);
         self.images.keep(filled.image.clone());
         self.compact_bell.ring();
+        self.index_bell.ring();
         Ok(())
     }
 }

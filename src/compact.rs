@@ -19,6 +19,7 @@ use crate::carry::Victim;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::events;
+use crate::format::HEADER_BYTES;
 use crate::log::pool::Need;
 use crate::log::scan::Table;
 use crate::log::segment::{Segment, Segments};
@@ -27,6 +28,7 @@ use crate::space::Compactor;
 use crate::sync::{Arc, Ordering};
 use crate::types::{Lsn, SegmentId};
 use std::thread;
+use std::time::Duration;
 
 /// What one compaction did; from [`Db::compact`](crate::Db::compact).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,23 +63,23 @@ enum Deletes {
 
 /// So much may be garbage, in percent of what is needed, before space is given back; in small stores, so many
 /// segments instead.
-const GARBAGE_PERCENT: u64 = 46;
+const GARBAGE_PERCENT: u64 = 44;
 const GARBAGE_SEGMENTS: u64 = 4;
 /// A segment is not worth a round unless this share of it comes back, in percent.
 const WORTH_PERCENT: u64 = 15;
 /// Segments of one round: more cost fewer syncs, and hold back more space meanwhile.
 const ROUND: usize = 16;
+/// So long a write waits for the round of another before it takes more space: one that sleeps through its lease
+/// is fenced, and a lease that lasts holds the floor of its keyspace back.
+const SHORT_WAIT: Duration = Duration::from_millis(250);
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// So many segments cut short, by opens and checkpoints, are made one.
 const SHORT_ONES: usize = 16;
 
 impl Engine {
     /// How much of the log is in nobody's use.
     pub fn litter(&self) -> Litter {
-        let segment = self.pool.usual_bytes() as u64;
-        let tail = self.tail.lock();
-        let (live, garbage) = (tail.usage.live(), tail.usage.garbage());
-        drop(tail);
-        let much = (live * GARBAGE_PERCENT / 100).max(GARBAGE_SEGMENTS * segment);
+        let (garbage, much) = self.garbage_and_much();
         match garbage {
             _ if garbage > much => Litter::Much,
             _ if garbage > much / 8 * 7 => Litter::Some,
@@ -85,21 +87,38 @@ impl Engine {
         }
     }
 
+    /// The bytes in nobody's use, and how many there may be.
+    fn garbage_and_much(&self) -> (u64, u64) {
+        let segment = self.pool.usual_bytes() as u64;
+        let tail = self.tail.lock();
+        let much = (tail.usage.live() * GARBAGE_PERCENT / 100).max(GARBAGE_SEGMENTS * segment);
+        (tail.usage.garbage(), much)
+    }
+
+    /// How long a write waits for the round of another: the longer, the further compaction has fallen behind.
+    fn patience(&self) -> Duration {
+        let (garbage, much) = self.garbage_and_much();
+        (SHORT_WAIT * (garbage / much.max(1)) as u32).clamp(SHORT_WAIT, LONGEST_WAIT)
+    }
+
     /// One round, if one is worth it; says whether it freed anything.
     ///
     /// # Errors
     /// No room to carry anything, a failed disk, or damage: the segment that holds it is left alone.
     pub fn compact_some(&self, enough: Litter) -> Result<bool> {
-        let mut compactor = self.compactor.lock();
+        self.compact_once(&mut self.compactor.lock(), enough)
+    }
+
+    fn compact_once(&self, compactor: &mut Compactor, enough: Litter) -> Result<bool> {
         self.check_open()?;
-        let mut freed = self.retire_drained(&mut compactor)?;
+        let mut freed = self.retire_drained(compactor)?;
         if compactor.drained.is_empty() {
-            let again = self.is_time_to_look(&mut compactor);
+            let again = self.is_time_to_look(compactor);
             let chosen = if again { self.choose_carried() } else { self.choose(enough) };
             let chosen = self.affordable(&chosen)?;
             if !chosen.is_empty() {
                 let deletes = if again { Deletes::LookedUp } else { Deletes::Oldest };
-                freed |= self.round(&mut compactor, &chosen, deletes)?;
+                freed |= self.round(compactor, &chosen, deletes)?;
             }
         }
         Ok(freed)
@@ -161,13 +180,14 @@ impl Engine {
 
     /// Whether so much was written since that deletes and marks carried on are worth another look.
     fn is_time_to_look(&self, compactor: &mut Compactor) -> bool {
-        let (carried, live) = {
+        let (carried, live, garbage) = {
             let tail = self.tail.lock();
-            (tail.usage.carried(), tail.usage.live())
+            (tail.usage.carried(), tail.usage.live(), tail.usage.garbage())
         };
         let appended = self.appended_bytes.load(Ordering::Relaxed);
         let is_much = carried > (live / 8).max(self.pool.usual_bytes() as u64);
-        let is_time = is_much && appended - compactor.looked_at >= 4 * carried;
+        // A look reads the whole log: as much is to be written in between.
+        let is_time = is_much && appended - compactor.looked_at >= (4 * carried).max(live + garbage);
         if is_time {
             compactor.looked_at = appended;
         }
@@ -230,7 +250,12 @@ impl Engine {
         self.fold(&victims)?;
         let needed = match deletes {
             Deletes::Oldest => None,
-            Deletes::LookedUp => Some(self.needed_deletes(&victims, &self.others(chosen)?)?),
+            Deletes::LookedUp => match self.others(chosen) {
+                Ok(others) => Some(self.needed_deletes(&victims, &others)?),
+                // What a damaged segment holds is not known: as many deletes stay as without a look.
+                Err(Error::Corrupt { .. }) => None,
+                Err(error) => return Err(error),
+            },
         };
         let done = self.carry(&victims, needed.as_ref(), limit)?;
         let end = self.sync_behind()?;
@@ -301,13 +326,13 @@ impl Engine {
             .collect()
     }
 
-    /// Makes everything durable that was carried, with at least one frame behind the victims: what holds the
-    /// newest lsn and the counter is never retired.
+    /// Makes everything durable that was carried, then a frame that says so, behind the victims. Without it the
+    /// newest group would hold what is proven by nothing and is nowhere else; and what holds the newest lsn and
+    /// the counter is never retired.
     fn sync_behind(&self) -> Result<Lsn> {
+        self.commit_now()?;
         let (lsn, group) = self.with_room(room(frame_bytes(0, 0), 0), Need::Compaction, |tail| {
-            if tail.active.as_ref().is_some_and(|active| active.frames == 0) {
-                self.append_idle(tail, true);
-            }
+            self.append_idle(tail, true);
             (tail.last(), tail.group_of(tail.last()))
         })?;
         self.wait_durable(lsn, group)?;
@@ -382,27 +407,54 @@ impl Engine {
     }
 
     /// For a write that found no spare: gives space back where the store takes too much, else makes one.
-    pub fn make_room(&self, bytes: u32, need: Need) -> Result<()> {
+    ///
+    /// Many may ask at once. One of them works; the others wait for that, and then look again: if each did a
+    /// round of its own, the last would wait for all of them. None waits long, and none twice (`waits`): then the store takes more.
+    pub fn make_room(&self, room: u32, need: Need, waits: bool) -> Result<()> {
         let may_compact = need != Need::Compaction && self.options.compaction;
-        if may_compact && self.litter() >= Litter::Some && self.compact_for_room(Litter::Some)? {
+        let gives_back = waits && may_compact && self.litter() >= Litter::Some;
+        if gives_back && self.compact_for_room(room, need, Litter::Some)? {
             return Ok(());
         }
-        let provided = self.pool.provide(bytes, need);
+        if !self.options.background && need != Need::Compaction {
+            self.refresh_index_if_due(false);
+        }
+        let provided = self.pool.provide(HEADER_BYTES + room, need);
         self.check_list();
         match provided {
             // The disk is full: what is no longer needed makes room.
-            Err(Error::NoSpace { .. }) if may_compact && self.compact_for_room(Litter::Little)? => Ok(()),
+            Err(error @ Error::NoSpace { .. }) if may_compact => {
+                if self.compact_for_room(room, need, Litter::Little)? { Ok(()) } else { Err(error) }
+            }
             provided => provided,
         }
     }
 
-    /// Whether a round gave a segment back. Why it did not is for whoever asks for compaction itself, unless
-    /// nothing can be written any more.
-    fn compact_for_room(&self, enough: Litter) -> Result<bool> {
-        match self.compact_some(enough) {
-            Err(error) if self.cause.get().is_some() => Err(error),
-            freed => Ok(freed.unwrap_or(false)),
+    /// Whether there is room now, after a round if need be. Why a round gave nothing back is for whoever asks
+    /// for compaction itself, unless nothing can be written any more.
+    fn compact_for_room(&self, room: u32, need: Need, enough: Litter) -> Result<bool> {
+        // On a full disk there is nothing else to wait for.
+        let compactor = match enough {
+            Litter::Little => Some(self.compactor.lock()),
+            _ => self.compactor.try_lock_for(self.patience()),
+        };
+        let Some(mut compactor) = compactor else { return Ok(false) };
+        while !self.has_room(room, need) {
+            let freed = self.compact_once(&mut compactor, enough);
+            self.note_compaction(&freed);
+            match freed {
+                Err(error) if self.cause.get().is_some() => return Err(error),
+                // With more to be had on a full disk.
+                Ok(true) if enough == Litter::Little => {}
+                _ => return Ok(self.has_room(room, need)),
+            }
         }
+        Ok(true)
+    }
+
+    fn has_room(&self, room: u32, need: Need) -> bool {
+        let fits = self.tail.lock().active.as_ref().is_some_and(|active| active.fits(room));
+        fits || self.pool.has_spare(HEADER_BYTES + room, need)
     }
 }
 
@@ -417,4 +469,31 @@ fn first_within(all: &[Used], most: u64, count: usize) -> usize {
 
 fn is_choosable(used: &Used) -> bool {
     used.sealed.is_some() && !used.is_done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::{KeyspaceOptions, Options, Tokens};
+    use crate::storage::SimDisk;
+    use crate::types::Token;
+
+    #[test]
+    fn who_waited_for_a_round_of_another_does_none_of_its_own() {
+        let options = Options::new().storage(SimDisk::new()).without_threads();
+        let db = options.deterministic(1).segment_bytes(16 << 10).open("sim").unwrap();
+        let rows = db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap();
+        let engine = &db.shared.engine;
+        let mut n = 0u32;
+        while engine.litter() < Litter::Some || !engine.has_room(100, Need::Ordinary) {
+            rows.put(Token::new(1).unwrap(), b"key", &[n as u8; 900]).unwrap();
+            n += 1;
+            assert!(n < 10_000, "garbage and room never met");
+        }
+        let retired = engine.counters.retired.load(Ordering::Relaxed);
+        engine.make_room(100, Need::Ordinary, true).unwrap();
+        assert_eq!(engine.counters.retired.load(Ordering::Relaxed), retired);
+        // The same garbage is worth a round to one that finds no room.
+        assert!(engine.compact_some(Litter::Some).unwrap());
+    }
 }

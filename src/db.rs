@@ -23,7 +23,7 @@ use crate::op::{KeyspaceValue, Kind, Links, Op, check_keyspace_name};
 use crate::options::{KeyspaceOptions, Options, Tokens};
 use crate::recover::{OpenReport, Recovered, recover};
 use crate::snapshot::Snapshots;
-use crate::space::Compactor;
+use crate::space::{Compactor, Indexed};
 use crate::stats::{Counters, Health, Stats};
 use crate::storage::{Access, Disk, Storage};
 use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
@@ -295,7 +295,9 @@ impl Db {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn compact(&self) -> Result<Compacted> {
-        self.shared.engine.compact_all()
+        let done = self.shared.engine.compact_all();
+        self.shared.engine.note_compaction(&done);
+        done
     }
 
     /// Makes everything submitted durable, seals the log, and gives the directory free. Later calls on
@@ -387,6 +389,7 @@ fn create(storage: &Arc<dyn Storage>, options: &Options) -> Result<List> {
         sealed_through: 0,
         is_checkpoint: false,
         segments: Vec::new(),
+        index: Lsn::ZERO,
     };
     List::create(storage.clone(), block).map_err(|e| match e.kind() {
         io::ErrorKind::StorageFull => Error::NoSpace { dir, bytes: 0 },
@@ -400,7 +403,7 @@ pub(crate) fn assemble(
     options: Options,
     recovered: Recovered,
 ) -> Engine {
-    let Recovered { list, replay, spares, before, next, report } = recovered;
+    let Recovered { list, replay, spares, before, next, report, index_bytes } = recovered;
     let durable = Lsn::new(next.get() - 1);
     let (store_id, incarnation) = (list.block().store_id, list.block().incarnation);
     let restored = !list.block().ancestors.is_empty();
@@ -444,6 +447,8 @@ pub(crate) fn assemble(
         pool_bell: Doorbell::new(),
         publish_bell: Doorbell::new(),
         compact_bell: Doorbell::new(),
+        index_bell: Doorbell::new(),
+        index: Indexed { bytes: AtomicU64::new(index_bytes), ..Indexed::default() },
         compactor: Mutex::new(Compactor::default()),
         afterlives: Mutex::new(Vec::new()),
         compaction_trouble: Mutex::new(None),
@@ -467,6 +472,7 @@ impl Shared {
         let mut threads = self.threads.lock();
         threads.push(self.run("tidewall-commit", run_committer)?);
         threads.push(self.run("tidewall-spares", run_spares)?);
+        threads.push(self.run("tidewall-index", run_indexer)?);
         if self.engine.options.publish_stats.is_some() {
             threads.push(self.run("tidewall-stats", run_publisher)?);
         }
@@ -542,6 +548,7 @@ impl Shared {
         self.stop.store(true, Ordering::Release);
         engine.doorbell.ring();
         engine.pool_bell.ring();
+        engine.index_bell.ring();
         engine.publish_bell.ring();
         engine.bell.nudge();
         join(std::mem::take(&mut *self.threads.lock()));
@@ -553,6 +560,9 @@ impl Shared {
             });
         }
         let sealed = if engine.options.read_only { Ok(()) } else { engine.seal_all() };
+        if sealed.is_ok() {
+            engine.refresh_index_if_due(true);
+        }
         // Whoever still waits learns that nothing more will come.
         drop(engine.progress.poison());
         *self.lock.lock() = None;
@@ -650,6 +660,14 @@ fn run_spares(engine: &Engine, stop: &AtomicBool) {
         }
         engine.check_list();
         engine.pool_bell.listen(None);
+    }
+}
+
+/// Writes an index file when so much was sealed that the next open would take long without it.
+fn run_indexer(engine: &Engine, stop: &AtomicBool) {
+    while !stop.load(Ordering::Acquire) {
+        engine.refresh_index_if_due(false);
+        engine.index_bell.listen(None);
     }
 }
 

@@ -27,7 +27,7 @@ use crate::op::{Class, Kind};
 use crate::options::{Options, Scope};
 use crate::snapshot::Snapshots;
 pub(crate) use crate::space::KeyspaceState;
-use crate::space::{Afterlife, Compactor};
+use crate::space::{Afterlife, Compactor, Indexed};
 use crate::stats::Counters;
 use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
 use crate::types::{Excerpt, KeyspaceId, Location, Lsn, Token};
@@ -178,6 +178,9 @@ pub(crate) struct Engine {
     pub publish_bell: Doorbell,
     /// Rung when a segment was sealed.
     pub compact_bell: Doorbell,
+    /// Rung when a segment was sealed, for whoever writes index files.
+    pub index_bell: Doorbell,
+    pub index: Indexed,
     /// One round of compaction at a time.
     pub compactor: Mutex<Compactor>,
     /// Grants from before the open whose holders may still be at work.

@@ -1,7 +1,7 @@
 //! Random bits: the only place they come from.
 
 use crate::error::{Error, Result};
-#[cfg(any(test, feature = "sim", fuzzing))]
+#[cfg(any(test, feature = "testkit", fuzzing))]
 use crate::sync::{Arc, AtomicU64, Ordering};
 use std::cell::RefCell;
 use std::io;
@@ -13,7 +13,7 @@ pub(crate) enum Entropy {
     #[default]
     System,
     /// A sequence that a seed determines, for simulations.
-    #[cfg(any(test, feature = "sim", fuzzing))]
+    #[cfg(any(test, feature = "testkit", fuzzing))]
     Seeded(Arc<AtomicU64>),
 }
 
@@ -23,7 +23,7 @@ impl Entropy {
         !matches!(self, Entropy::System)
     }
 
-    #[cfg(any(test, feature = "sim", fuzzing))]
+    #[cfg(any(test, feature = "testkit", fuzzing))]
     pub fn seeded(seed: u64) -> Self {
         Entropy::Seeded(Arc::new(AtomicU64::new(seed)))
     }
@@ -32,7 +32,7 @@ impl Entropy {
     pub fn u64(&self) -> Result<u64> {
         match self {
             Entropy::System => getrandom::u64().map_err(no_bits),
-            #[cfg(any(test, feature = "sim", fuzzing))]
+            #[cfg(any(test, feature = "testkit", fuzzing))]
             Entropy::Seeded(state) => Ok(split_mix(state.fetch_add(GOLDEN, Ordering::Relaxed))),
         }
     }
@@ -46,7 +46,7 @@ impl Entropy {
     pub fn name(&self) -> Result<u128> {
         match self {
             Entropy::System => NAMES.with(|names| names.borrow_mut().next()),
-            #[cfg(any(test, feature = "sim", fuzzing))]
+            #[cfg(any(test, feature = "testkit", fuzzing))]
             Entropy::Seeded(_) => self.u128(),
         }
     }
@@ -82,11 +82,11 @@ fn no_bits(error: getrandom::Error) -> Error {
     Error::io("asking the system for random bits", io::Error::other(error))
 }
 
-#[cfg(any(test, feature = "sim", fuzzing))]
+#[cfg(any(test, feature = "testkit", fuzzing))]
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
-#[cfg(any(test, feature = "sim", fuzzing))]
+#[cfg(any(test, feature = "testkit", fuzzing))]
 fn split_mix(state: u64) -> u64 {
     let mut z = state.wrapping_add(GOLDEN);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -25,6 +25,10 @@ pub(crate) fn warned(dir: &str, what: &str) {
     event!(warn, dir, what, "read around damage");
 }
 
+pub(crate) fn unindexed(dir: &str, error: &Error) {
+    event!(warn, dir, %error, "no index file was written; the next open reads more of the log");
+}
+
 pub(crate) fn closed(dir: &str) {
     event!(info, dir, "closed");
 }

@@ -121,11 +121,15 @@ impl Engine {
             return Ok(false);
         }
         // The keys of a fence start with its name, so the first one at or behind the name tells.
+        if keyspace.keys.are_unsorted() {
+            self.sort_all_keys()?;
+        }
         let mut holds_key = false;
-        keyspace.keys.for_each_in(Bound::Included(name), Bound::Unbounded, |key| {
+        let visited = keyspace.keys.for_each_in(Bound::Included(name), Bound::Unbounded, |key| {
             holds_key = keyspace.fence_of(key) == name;
             ControlFlow::Break(())
         });
+        debug_assert_eq!(visited, Ok(()), "sorted above, for ever");
         Ok(!holds_key)
     }
 }

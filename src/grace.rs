@@ -8,11 +8,12 @@
 use crate::engine::{Engine, When};
 use crate::error::Result;
 use crate::fence::is_fenced;
+use crate::format::index::IndexedGrant;
 use crate::lease::{Grant, Terms};
 use crate::op::{Class, GrantValue};
 use crate::space::Afterlife;
 use crate::sync::Arc;
-use crate::types::{KeyspaceId, Token, Ttl};
+use crate::types::{KeyspaceId, Location, Token, Ttl};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ type Place = (KeyspaceId, Box<[u8]>);
 pub(crate) struct Recorded {
     /// The incarnation just before: the one that STORE names when it is opened.
     before: u64,
-    grants: BTreeMap<Place, (Token, GrantValue)>,
+    grants: BTreeMap<Place, (Token, GrantValue, Location)>,
 }
 
 impl Recorded {
@@ -31,14 +32,14 @@ impl Recorded {
         Recorded { before, grants: BTreeMap::new() }
     }
 
-    /// A grant stands in the log.
-    pub fn grant(&mut self, keyspace: KeyspaceId, fence: &[u8], token: u64, value: GrantValue) {
+    /// A grant stands in the log, at a place.
+    pub fn grant(&mut self, keyspace: KeyspaceId, fence: &[u8], token: u64, value: GrantValue, at: Location) {
         let Ok(token) = Token::new(token) else { return };
         let place = (keyspace, fence.into());
         if value.incarnation == self.before || value.ttl == Ttl::INFINITE {
-            let known = self.grants.entry(place).or_insert((token, value));
-            if known.0 < token {
-                *known = (token, value);
+            let known = self.grants.entry(place).or_insert((token, value, at));
+            if known.0 <= token {
+                *known = (token, value, at);
             }
         } else if self.grants.get(&place).is_some_and(|known| known.0 < token) {
             self.grants.remove(&place);
@@ -52,6 +53,17 @@ impl Recorded {
             self.grants.remove(&place);
         }
     }
+
+    /// Every grant, for an index file.
+    pub fn iter(&self) -> impl Iterator<Item = IndexedGrant> {
+        self.grants.iter().map(|((keyspace, fence), &(token, value, at))| IndexedGrant {
+            keyspace: *keyspace,
+            fence: fence.clone(),
+            token: token.get(),
+            value,
+            at,
+        })
+    }
 }
 
 impl Engine {
@@ -59,7 +71,7 @@ impl Engine {
     pub fn keep_recorded(&self, recorded: Recorded, grace: Duration) -> Result<()> {
         let now = self.options.clock.now();
         let guard = crossbeam_epoch::pin();
-        for ((id, fence), (token, value)) in recorded.grants {
+        for ((id, fence), (token, value, _)) in recorded.grants {
             let keyspace = self.keyspaces.read().iter().find(|keyspace| keyspace.id == id).cloned();
             let Some(keyspace) = keyspace else { continue };
             let hash = self.hash(&keyspace, Class::Fence, &fence);

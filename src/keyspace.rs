@@ -359,6 +359,7 @@ impl Keyspace {
     fn delete_keys(&self, token: Token, prefix: &[u8], limit: usize, all: bool) -> Result<Deleted> {
         let engine = &self.shared.engine;
         let mut needed = room(frame_bytes(1, 0), 1);
+        engine.sort_keys(&self.state)?;
         loop {
             let step = engine.with_room(needed, Need::Privileged, |tail| {
                 let found = self.present_keys(prefix, limit)?;
@@ -389,26 +390,28 @@ impl Keyspace {
         let mut found = Present { keys: Vec::new(), payload: 0, more: false };
         let mut failed = None;
         let to = prefix_end(prefix);
-        self.state.keys.for_each_in(Bound::Included(prefix), to.as_ref().map(Vec::as_slice), |key| {
-            let guard = crossbeam_epoch::pin();
-            let hash = engine.hash(&self.state, Class::Key, key);
-            match engine.newest(&self.state, Class::Key, key, hash, &guard) {
-                Ok(Some(op)) if op.head.kind == Kind::Put => {}
-                Ok(_) => return ControlFlow::Continue(()),
-                Err(e) => {
-                    failed = Some(e);
+        let visited =
+            self.state.keys.for_each_in(Bound::Included(prefix), to.as_ref().map(Vec::as_slice), |key| {
+                let guard = crossbeam_epoch::pin();
+                let hash = engine.hash(&self.state, Class::Key, key);
+                match engine.newest(&self.state, Class::Key, key, hash, &guard) {
+                    Ok(Some(op)) if op.head.kind == Kind::Put => {}
+                    Ok(_) => return ControlFlow::Continue(()),
+                    Err(e) => {
+                        failed = Some(e);
+                        return ControlFlow::Break(());
+                    }
+                }
+                let (keys, payload) = (found.keys.len() + 1, found.payload + key.len());
+                if found.keys.len() == limit || batch_bytes(keys, payload) > MAX_BATCH_BYTES {
+                    found.more = true;
                     return ControlFlow::Break(());
                 }
-            }
-            let (keys, payload) = (found.keys.len() + 1, found.payload + key.len());
-            if found.keys.len() == limit || batch_bytes(keys, payload) > MAX_BATCH_BYTES {
-                found.more = true;
-                return ControlFlow::Break(());
-            }
-            found.payload = payload;
-            found.keys.push(key.to_vec());
-            ControlFlow::Continue(())
-        });
+                found.payload = payload;
+                found.keys.push(key.to_vec());
+                ControlFlow::Continue(())
+            });
+        debug_assert_eq!(visited, Ok(()), "sorted before, for ever");
         match failed {
             Some(error) => Err(error),
             None => Ok(found),

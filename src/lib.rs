@@ -10,7 +10,8 @@
 //! * [`Db::checkpoint`] and [`restore`]: copies. [`verify`] and [`salvage`]: damage.
 //! * [`Commit`]: a write on its way, as a future or to wait for.
 //! * [`Error`]: what went wrong, and what to do now.
-//! * [`storage`]: the seam to the disk, and what is assumed of one.
+//! * [`storage`]: the seam to the disk, and what is assumed of one. `testkit`, behind the feature of that name:
+//!   what a test of your own service needs.
 //!
 //! Three numbers are never confused, and no conversion leads from one to another: a [`Token`] fences, an
 //! [`OwnerId`] names the holder of a lease, an [`OpId`] makes the retry of one operation exact.
@@ -49,6 +50,7 @@ mod stats;
 mod snapshot;
 mod space;
 mod engine;
+mod key_order;
 mod admit;
 mod append;
 mod commit;
@@ -60,7 +62,10 @@ mod hand_over;
 mod grace;
 mod read_ahead;
 mod replay;
+mod index_file;
+mod found;
 mod recover;
+mod refresh;
 // Front: what a user types.
 mod observe;
 mod db;
@@ -77,12 +82,14 @@ mod outside;
 // Beside the store: what its files hold, and copies of it.
 mod inspect;
 mod backup;
+#[cfg(any(test, feature = "testkit", fuzzing))]
+pub mod testkit;
 
 pub use acquire::Acquire;
 pub use admit::{Expect, Require};
 pub use backup::{Checkpoint, Restore, Restored, Salvage, Salvaged, restore, salvage};
 pub use batch::Batch;
-#[cfg(any(test, feature = "sim", fuzzing))]
+#[cfg(any(test, feature = "testkit", fuzzing))]
 pub use clock::ManualClock;
 pub use clock::{Clock, SystemClock};
 pub use compact::Compacted;

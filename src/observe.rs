@@ -23,17 +23,14 @@ impl Engine {
     pub fn stats(&self) -> Stats {
         let (segments, spares) = self.pool.segments();
         let copied = self.counters.copy();
-        let (live_bytes, garbage_bytes) = {
+        let (live_bytes, garbage_bytes, keys) = {
             let tail = self.tail.lock();
-            (tail.usage.live(), tail.usage.garbage())
+            (tail.usage.live(), tail.usage.garbage(), tail.usage.keys())
         };
         let (pinned_values, pinned_bytes) = self.segments.pinned();
         let visible = self.progress.durable();
         let oldest = self.snapshots.oldest(visible);
-        let (keyspaces, keys) = {
-            let all = self.keyspaces.read();
-            (all.len() as u64, all.iter().map(|keyspace| keyspace.keys.len() as u64).sum())
-        };
+        let keyspaces = self.keyspaces.read().len() as u64;
         Stats {
             expiries: self.bell.expired(),
             waiting: self.waiters.len() as u64,
@@ -44,10 +41,12 @@ impl Engine {
             index_bytes: self.slots.heap_bytes() as u64,
             segments,
             spares,
-            disk_bytes: self.pool.disk_bytes(),
+            disk_bytes: self.pool.disk_bytes() + self.index.bytes.load(Ordering::Relaxed),
             live_bytes,
             garbage_bytes,
-            disk_written_bytes: self.pool.written_bytes() + copied.disk_written_bytes,
+            disk_written_bytes: self.pool.written_bytes()
+                + self.index.written.load(Ordering::Relaxed)
+                + copied.disk_written_bytes,
             pinned_values: pinned_values as u64,
             pinned_bytes,
             snapshots: self.snapshots.count() as u64,
@@ -56,8 +55,8 @@ impl Engine {
         }
     }
 
-    /// Notes how a round of compaction in the background went.
-    pub fn note_compaction(&self, done: &Result<bool>) {
+    /// Notes how a round of compaction went.
+    pub fn note_compaction<T>(&self, done: &Result<T>) {
         let mut trouble = self.compaction_trouble.lock();
         match done {
             // The damaged segment is left alone from then on, so that later rounds go well.

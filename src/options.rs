@@ -185,6 +185,7 @@ pub struct Options {
     pub(crate) publish_stats: Option<Duration>,
     pub(crate) token_floor: Option<Token>,
     pub(crate) compaction: bool,
+    pub(crate) index_every: Option<u64>,
 }
 
 impl Default for Options {
@@ -205,6 +206,7 @@ impl Default for Options {
             publish_stats: None,
             token_floor: None,
             compaction: true,
+            index_every: None,
         }
     }
 }
@@ -260,9 +262,17 @@ impl Options {
     /// Draws the ids of the store, its lives and its owners from a seed, so that a simulation can be
     /// repeated bit for bit. Never for real data: two stores of one seed would take each other's bytes
     /// for their own.
-    #[cfg(any(test, feature = "sim", fuzzing))]
+    #[cfg(any(test, feature = "testkit", fuzzing))]
     pub fn deterministic(mut self, seed: u64) -> Self {
         self.entropy = Entropy::seeded(seed);
+        self
+    }
+
+    /// Writes an index file as soon as so many ops lie behind the last one, so that a simulation of a few ops has
+    /// some. Default: as many as make an open slow.
+    #[cfg(any(test, feature = "testkit", fuzzing))]
+    pub fn index_every(mut self, ops: u64) -> Self {
+        self.index_every = Some(ops);
         self
     }
 

@@ -9,18 +9,18 @@
 
 use crate::commit::{seal_bytes, sealed_short_bytes};
 use crate::error::{Error, Result};
-use crate::format::header::{End, Listed, SEAL_BYTES, Seal, SegmentHeader, StoreBlock};
-use crate::format::salt::Salt;
+use crate::format::header::{End, SegmentHeader, StoreBlock};
 use crate::format::{HEADER_BYTES, name};
-use crate::log::guard::Pins;
+use crate::found::{Begun, find_segments, load, table_of};
+use crate::index_file::{IndexFile, Known, is_ours as is_ours_as_index, replay_on};
 use crate::log::list::List;
 use crate::log::pool::Spare;
-use crate::log::scan::{Scanned, Start, Table, evidence, has_frames, scan, written_len};
+use crate::log::scan::{Scanned, Table, scan, written_len};
 use crate::log::segment::{Body, Segment};
 use crate::options::{Options, Progress};
 use crate::read_ahead::{Loaded, read_ahead};
 use crate::replay::Replay;
-use crate::storage::{Access, File, Mapping, Storage};
+use crate::storage::{Access, Mapping, Storage};
 use crate::sync::Arc;
 use crate::types::{Lsn, SegmentId};
 use std::io;
@@ -50,27 +50,9 @@ pub(crate) struct Recovered {
     pub before: End,
     pub next: Lsn,
     pub report: OpenReport,
+    /// What the index file takes, if it was of use.
+    pub index_bytes: u64,
 }
-
-/// A listed segment that was begun: its header is on the disk.
-struct Begun {
-    listed: Listed,
-    file: Arc<dyn File>,
-    salt: Salt,
-    header: SegmentHeader,
-    checksum: u32,
-    seal: Option<Seal>,
-}
-
-/// A listed segment as found.
-enum Found {
-    Begun(Begun),
-    /// Perhaps with whole frames of another life, which follow this lsn.
-    Empty(Spare, Option<Lsn>),
-}
-
-/// An empty segment with frames of another life, and the lsn that they follow.
-type Stray = Option<(SegmentId, Lsn)>;
 
 /// Brings the store in `storage` back: the whole of opening.
 pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &Options, list: List) -> Result<Recovered> {
@@ -86,12 +68,16 @@ pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &Options, list: List)
             spares.push(Spare { listed, file });
         }
     }
-    let mut replay = Replay::new(list.block());
+    let mut tail = newest.as_ref().filter(|newest| newest.scanned.frames > 0);
+    let (mut replay, index_bytes) = begin_replay(&**storage, list.block(), &begun, options, &mut report);
+    let behind = replay.covers;
     let mut loaded = Vec::with_capacity(begun.len());
     for (at, segment) in begun.iter().enumerate() {
-        let is_newest = at + 1 == begun.len();
-        let tail = newest.as_ref().filter(|newest| is_newest && newest.scanned.frames > 0);
-        loaded.push(load_segment(segment, tail, options, &mut report)?);
+        let tail = if at + 1 == begun.len() { tail.take() } else { None };
+        match segment.seal.filter(|_| segment.header.before.lsn < behind) {
+            Some(seal) => replay.keep(segment.form(), seal, tail.is_some(), options.read_mode)?,
+            None => loaded.push(load_segment(segment, tail, options, &mut report)?),
+        }
     }
     loaded.iter().try_for_each(|loaded| replay.keyspaces(loaded))?;
     read_ahead(&loaded, replay.seed, options.background, |batch| {
@@ -99,7 +85,7 @@ pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &Options, list: List)
         if batch.begins {
             if let Some(callback) = &options.progress {
                 callback(Progress {
-                    segments_done: batch.segment as u32,
+                    segments_done: (begun.len() - loaded.len() + batch.segment) as u32,
                     segments_all: begun.len() as u32,
                     ops: report.ops,
                 });
@@ -109,7 +95,8 @@ pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &Options, list: List)
         report.ops += replay.batch(segment, batch)?;
         Ok(())
     })?;
-    let before = loaded.last().map_or(End::default(), |loaded| loaded.end);
+    let covered = begun.last().and_then(|segment| segment.seal).map_or(End::default(), |seal| seal.end);
+    let before = loaded.last().map_or(covered, |loaded| loaded.end);
     drop(loaded);
     for segment in &begun {
         replay.usage.seal(segment.listed.segment, segment.listed.bytes);
@@ -124,7 +111,8 @@ pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &Options, list: List)
     }
     options.check_counter(replay.counter())?;
     report.segments = begun.len() as u32;
-    let mut recovered = Recovered { list, replay, spares, before, next: before.lsn.next(), report };
+    let mut recovered =
+        Recovered { list, replay, spares, before, next: before.lsn.next(), report, index_bytes };
     if !options.read_only {
         let newest = begun.last().zip(newest.as_ref().filter(|newest| newest.scanned.frames > 0));
         let adopted = adopt(&recovered, newest)?;
@@ -137,94 +125,28 @@ pub(crate) fn recover(storage: &Arc<dyn Storage>, options: &Options, list: List)
     Ok(recovered)
 }
 
-/// Opens every listed file and tells those that were begun from those that are empty.
-fn find_segments(
+/// An empty state, or the one that the index file holds, if that is sound and bound to this very log.
+fn begin_replay(
     storage: &dyn Storage,
     block: &StoreBlock,
+    begun: &[Begun],
     options: &Options,
-) -> Result<(Vec<Begun>, Vec<Spare>, Stray)> {
-    let (mut begun, mut spares, mut stray) = (Vec::new(), Vec::new(), None::<(SegmentId, Lsn)>);
-    for listed in &block.segments {
-        match find_segment(storage, block, listed, options)? {
-            Found::Begun(segment) => begun.push(segment),
-            Found::Empty(spare, follows) => {
-                let follows = follows.map(|lsn| (spare.listed.segment, lsn));
-                stray = [stray, follows].into_iter().flatten().max_by_key(|&(_, lsn)| lsn);
-                spares.push(spare);
-            }
-        }
-    }
-    Ok((begun, spares, stray))
-}
-
-fn find_segment(
-    storage: &dyn Storage,
-    block: &StoreBlock,
-    listed: &Listed,
-    options: &Options,
-) -> Result<Found> {
-    let file_name = name::segment(listed.segment);
-    let failed = |e: io::Error| Error::io(format!("reading {file_name}"), e);
-    let access = if options.read_only { Access::Read } else { Access::Write };
-    let file = match storage.open(&file_name, access) {
-        Ok(file) => file,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            return Err(Error::corrupt(file_name, 0, "the segment is listed in STORE and missing"));
-        }
-        Err(e) => return Err(Error::io(format!("opening {file_name}"), e)),
+    report: &mut OpenReport,
+) -> (Replay, u64) {
+    let found: Vec<Known> = begun.iter().map(Begun::known).collect();
+    let on = |file: IndexFile| {
+        let bytes = file.len();
+        Ok((replay_on(file, block, &found, options.background)?, bytes))
     };
-    let origin =
-        block.origin_id(listed).ok_or_else(|| Error::corrupt(name::STORE, 0, "an unknown origin"))?;
-    let salt = Salt::new(origin, listed.segment, listed.life);
-    let len = file.len().map_err(failed)?.min(listed.bytes as u64) as usize;
-    let mut head = vec![0; len.min(HEADER_BYTES as usize + 64)];
-    file.read_exact_at(&mut head, 0).map_err(failed)?;
-    let header = SegmentHeader::decode(&head, salt, &file_name)?;
-    let seal = read_seal(&*file, len, salt).map_err(failed)?;
-    if len < listed.bytes as usize && seal.is_none() {
-        return Err(Error::corrupt(file_name, len as u64, "the file is cut"));
-    }
-    match header {
-        Some((header, checksum)) => {
-            Ok(Found::Begun(Begun { listed: *listed, file, salt, header, checksum, seal }))
+    match IndexFile::open(storage, block).map(|file| file.and_then(on)) {
+        Some(Ok(begun)) => return begun,
+        Some(Err(why)) => {
+            let file_name = name::index(block.index);
+            report.warnings.push(format!("{file_name}: {why}; the log was read instead"));
         }
-        None if has_frames(&head, salt) || seal.is_some() => {
-            Err(Error::corrupt(file_name, 0, "the header of a segment with frames is damaged"))
-        }
-        None => {
-            check_empty(&head, listed, origin, &file_name)?;
-            // Frames wait for their header to be durable: a header that never was one has none behind it.
-            let torn = head.iter().any(|&byte| byte != 0) && SegmentHeader::decode_any(&head).is_none();
-            if torn && evidence(&file.map(len).map_err(failed)?, salt, HEADER_BYTES, Lsn::ZERO).is_some() {
-                return Err(Error::corrupt(file_name, 0, "the header of a segment with frames is damaged"));
-            }
-            let follows = frames_of_another_life(&*file, len, &head, &file_name)?;
-            Ok(Found::Empty(Spare { listed: *listed, file }, follows))
-        }
+        None => {}
     }
-}
-
-/// A file that is empty in its listed life may hold an earlier one, but nothing that belongs elsewhere.
-fn check_empty(head: &[u8], listed: &Listed, store_id: &[u8; 16], file_name: &str) -> Result<()> {
-    let foreign = SegmentHeader::decode_any(head)
-        .is_some_and(|(header, _)| header.segment != listed.segment || header.store_id != *store_id);
-    if foreign || StoreBlock::is_one(head) {
-        return Err(Error::corrupt(file_name, 0, "another file lies in the place of this segment"));
-    }
-    Ok(())
-}
-
-/// The lsn that whole frames of another life follow, if there are any.
-fn frames_of_another_life(file: &dyn File, len: usize, head: &[u8], file_name: &str) -> Result<Option<Lsn>> {
-    let Some((header, salt)) = SegmentHeader::decode_any(head) else { return Ok(None) };
-    if !has_frames(head, salt) {
-        return Ok(None);
-    }
-    let map = file.map(len).map_err(|e| Error::io(format!("reading {file_name}"), e))?;
-    let lsn = header.before.lsn;
-    let checksum = SegmentHeader::decode(head, salt, file_name)?.map_or(0, |(_, checksum)| checksum);
-    let frames = scan(&map, &Start { segment: header.segment, salt, checksum, lsn: lsn.next() }).frames;
-    Ok((frames > 0).then_some(lsn))
+    (Replay::new(block), 0)
 }
 
 /// A segment gets frames only once it is listed, and its id is never used again. One with an id that
@@ -241,13 +163,6 @@ pub(crate) fn check_unlisted(storage: &dyn Storage, block: &StoreBlock) -> Resul
         }
     }
     Ok(())
-}
-
-pub(crate) fn read_seal(file: &dyn File, len: usize, salt: Salt) -> io::Result<Option<Seal>> {
-    let Some(offset) = len.checked_sub(SEAL_BYTES) else { return Ok(None) };
-    let mut bytes = [0; SEAL_BYTES];
-    file.read_exact_at(&mut bytes, offset as u64)?;
-    Ok(Seal::decode(&bytes, salt, offset as u32))
 }
 
 /// Every segment but the last is sealed, and the next one's header names exactly that seal. Upholds R2.
@@ -331,19 +246,13 @@ fn load_segment(
 ) -> Result<Loaded> {
     let (end, table, counter) = match tail {
         Some(newest) => proven_part(segment, newest, options, report),
-        None => table_of(segment, report)?,
+        None => table_of(segment, &mut report.warnings)?,
     };
     let map = match tail {
         Some(newest) => Mapping::from_bytes(newest.bytes[..end.offset as usize].to_vec()),
         None => load(segment, end.offset as usize)?,
     };
-    let form = Segment {
-        id: segment.listed.segment,
-        salt: segment.salt,
-        file: segment.file.clone(),
-        body: Body::Map(map),
-        pins: Pins::new(),
-    };
+    let form = Segment { body: Body::Map(map), ..segment.form() };
     Ok(Loaded { segment: Arc::new(form), table, end, counter: segment.header.counter.max(counter) })
 }
 
@@ -370,25 +279,6 @@ fn proven_part(
     let end =
         End { offset: proven.end, checksum: proven.checksum, lsn: Lsn::new(proven.next.get() - 1), ..whole };
     (end, proven.table, 0)
-}
-
-fn table_of(segment: &Begun, report: &mut OpenReport) -> Result<(End, Table, u64)> {
-    let file_name = name::segment(segment.listed.segment);
-    let seal = segment.seal.ok_or_else(|| Error::corrupt(&file_name, 0, "the seal is damaged"))?;
-    let len = segment.file.len().map_err(|e| segment.failed(e))?.min(segment.listed.bytes as u64);
-    if let Some(offset) = len.checked_sub(SEAL_BYTES as u64 + seal.table_len as u64) {
-        let mut table = vec![0; seal.table_len as usize];
-        segment.file.read_exact_at(&mut table, offset).map_err(|e| segment.failed(e))?;
-        if segment.salt.checksum(offset as u32, &[&table]) == seal.table_checksum {
-            return Ok((seal.end, Table::from_bytes(table, seal.keyspaces), seal.counter));
-        }
-    }
-    report.warnings.push(format!("{file_name}: the key table is damaged; the segment was scanned"));
-    let scanned = scan(&load(segment, len as usize)?, &segment.start());
-    if scanned.end != seal.end.offset || scanned.checksum != seal.end.checksum {
-        return Err(Error::corrupt(file_name, scanned.end as u64, "a frame of a sealed segment is damaged"));
-    }
-    Ok((seal.end, scanned.table, seal.counter))
 }
 
 /// Makes the newest segment's frames durable for certain (after a failed sync the cache may hold what
@@ -431,12 +321,17 @@ fn begin_incarnation(
         spare.listed.origin = 0;
     }
     let (spares, sealed) = (&recovered.spares, recovered.before.segment);
+    let is_indexed = recovered.index_bytes > 0;
+    let named = name::index(recovered.list.block().index);
     recovered
         .list
         .update(|block| {
             block.incarnation_before = block.incarnation;
             block.incarnation = incarnation;
             block.sealed_through = sealed;
+            if !is_indexed {
+                block.index = Lsn::ZERO;
+            }
             if let Some((segment, bytes)) = adopted {
                 block.set_bytes(segment, bytes);
             }
@@ -447,12 +342,12 @@ fn begin_incarnation(
             }
         })
         .map_err(|e| Error::io("writing STORE", e))?;
-    remove_unlisted(storage, recovered.list.block())
+    remove_unlisted(storage, recovered.list.block(), &named)
 }
 
 /// Files that a crash left between being made and being listed, or struck out and not yet removed.
-/// Nothing is removed that this store did not make.
-fn remove_unlisted(storage: &dyn Storage, block: &StoreBlock) -> Result<()> {
+/// Nothing is removed that this store did not make. The index file that is `given_up` was its own: it was named.
+fn remove_unlisted(storage: &dyn Storage, block: &StoreBlock, given_up: &str) -> Result<()> {
     let failed = |e| Error::io(format!("listing {}", storage.describe()), e);
     for file_name in storage.list().map_err(failed)? {
         let ours = match name::parse_segment(&file_name) {
@@ -460,6 +355,9 @@ fn remove_unlisted(storage: &dyn Storage, block: &StoreBlock) -> Result<()> {
                 is_ours(storage, &file_name, &block.store_id)
             }
             Some(_) => false,
+            None if name::parse_index(&file_name).is_some_and(|at| at != block.index) => {
+                file_name == given_up || is_ours_as_index(storage, &file_name, &block.store_id)
+            }
             None => file_name == name::STORE_NEW,
         };
         if ours {
@@ -485,24 +383,4 @@ fn begins_like(storage: &dyn Storage, file_name: &str, is_it: impl FnOnce(&[u8])
         Ok(head)
     };
     read().is_ok_and(|head| is_it(&head))
-}
-
-/// The bytes of a segment for the time of the recovery.
-fn load(segment: &Begun, len: usize) -> Result<Mapping> {
-    segment.file.map(len).map_err(|e| segment.failed(e))
-}
-
-impl Begun {
-    fn failed(&self, e: io::Error) -> Error {
-        Error::io(format!("reading {}", name::segment(self.listed.segment)), e)
-    }
-
-    fn start(&self) -> Start {
-        Start {
-            segment: self.listed.segment,
-            salt: self.salt,
-            checksum: self.checksum,
-            lsn: self.header.before.lsn.next(),
-        }
-    }
 }

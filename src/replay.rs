@@ -10,16 +10,18 @@ use crate::commit::sealed_form;
 use crate::engine::{KeyspaceState, is_named};
 use crate::error::{Error, Result};
 use crate::fence::Floor;
-use crate::format::header::StoreBlock;
+use crate::format::header::{End, Seal, StoreBlock};
+use crate::format::index::{IndexHead, IndexedKeyspace, IndexedSegment};
+use crate::format::name;
 use crate::grace::Recorded;
 use crate::index::{Slots, SlotsWriter, UnorderedKeys, name_hash, slots};
 use crate::log::segment::{OpRef, Segment, Segments};
-use crate::log::usage::{Usage, Weight};
+use crate::log::usage::{Usage, Used, Weight};
 use crate::op::{Class, GrantValue, KeyspaceValue, Kind, check_keyspace_name};
 use crate::options::{ReadMode, Scope, Tokens};
 use crate::read_ahead::{Batch, Loaded, Read};
 use crate::sync::Arc;
-use crate::types::{KeyspaceId, Location, Lsn};
+use crate::types::{KeyspaceId, Location, Lsn, SegmentId};
 use crossbeam_epoch::Guard;
 use std::collections::BTreeMap;
 
@@ -30,8 +32,12 @@ pub(crate) struct Replay {
     pub writer: SlotsWriter,
     pub segments: Segments,
     pub keyspaces: Vec<Arc<KeyspaceState>>,
-    /// The keys of each keyspace, until they are all known.
+    /// The keys of each keyspace, until they are all known. Empty where an index file stands for the first part
+    /// of the log: then they are put in order when somebody asks for them.
     keys: Vec<UnorderedKeys>,
+    sorts_keys: bool,
+    /// Segments that follow a lower lsn than this are in the index file that this began with.
+    pub covers: Lsn,
     /// Leases that nobody has released, as far as the log goes.
     pub recorded: Recorded,
     pub usage: Usage,
@@ -51,12 +57,121 @@ impl Replay {
             segments: Segments::new(),
             keyspaces: Vec::new(),
             keys: Vec::new(),
+            sorts_keys: true,
+            covers: Lsn::ZERO,
             recorded: Recorded::new(block.incarnation),
             usage: Usage::default(),
             counter: 0,
             forms: Vec::new(),
             closed: BTreeMap::new(),
         }
+    }
+
+    /// The state that an index file holds. Of the segments in it only those count that `is_there`: the ops of the
+    /// others were carried behind it, or are needed no more.
+    pub fn on(
+        block: &StoreBlock,
+        head: IndexHead,
+        (slots, writer): (Arc<Slots>, SlotsWriter),
+        is_there: impl Fn(SegmentId) -> bool,
+    ) -> Self {
+        let mut replay = Replay {
+            slots,
+            writer,
+            sorts_keys: false,
+            covers: head.bound.lsn,
+            counter: head.counter,
+            ..Replay::new(block)
+        };
+        for keyspace in head.keyspaces {
+            let IndexedKeyspace { id, name, value, floors: [raised, folded], highest, .. } = keyspace;
+            let state = KeyspaceState::new(id, name, value.options, value.closed);
+            for (floor, lsn) in
+                [(Floor { raised: raised.0, folded: 0 }, raised.1), (Floor::folded(folded.0), folded.1)]
+            {
+                state.raise_floor(floor, lsn);
+                state.publish_floor(floor);
+            }
+            state.admitted(highest);
+            if keyspace.names_fences {
+                state.note_fence();
+            }
+            if keyspace.numbers_ops {
+                state.note_numbered();
+            }
+            // What lies behind the index says so anew, or was carried and is older.
+            replay.closed.insert(id, head.bound.lsn);
+            replay.keyspaces.push(Arc::new(state));
+        }
+        for grant in head.grants.iter().filter(|grant| is_there(grant.at.segment)) {
+            replay.recorded.grant(grant.keyspace, &grant.fence, grant.token, grant.value, grant.at);
+        }
+        for segment in &head.segments {
+            let id = SegmentId(segment.end.segment);
+            if is_there(id) {
+                let IndexedSegment { ops, filled, live, carried, keys, dead, .. } = *segment;
+                replay.usage.put_back(Used { ops, filled, live, carried, keys, dead, ..Used::new(id) });
+            }
+        }
+        replay
+    }
+
+    /// The state so far as an index file holds it, but for the tables: `segments` with their lives and ends.
+    pub fn head(&self, store_id: [u8; 16], bound: End, segments: &[(u64, End)]) -> IndexHead {
+        let segments = segments.iter().map(|&(life, end)| {
+            let id = SegmentId(end.segment);
+            let used = self.usage.get(id).copied().unwrap_or(Used::new(id));
+            let Used { ops, filled, live, carried, keys, dead, .. } = used;
+            IndexedSegment { life, end, ops, filled, live, carried, keys, dead }
+        });
+        let keyspaces = self.keyspaces.iter().map(|keyspace| IndexedKeyspace {
+            id: keyspace.id,
+            name: keyspace.name.clone(),
+            value: KeyspaceValue { options: keyspace.options, closed: keyspace.is_closed() },
+            floors: keyspace.floors(),
+            highest: keyspace.highest(),
+            names_fences: keyspace.names_fences(),
+            numbers_ops: keyspace.numbers_ops(),
+        });
+        IndexHead {
+            store_id,
+            bound,
+            counter: self.counter,
+            segments: segments.collect(),
+            keyspaces: keyspaces.collect(),
+            grants: self.recorded.iter().collect(),
+            tables: Vec::new(),
+        }
+    }
+
+    /// A segment that the index file covers: nothing of it is replayed, but links lead into it. It gets the form
+    /// that readers use at once, unless it `is_to_be_cut`.
+    pub fn keep(&mut self, segment: Segment, seal: Seal, is_to_be_cut: bool, mode: ReadMode) -> Result<()> {
+        self.counter = self.counter.max(seal.counter);
+        if is_to_be_cut {
+            let segment = Arc::new(segment);
+            self.segments.set(segment.clone());
+            self.forms.push((segment, seal.end.offset));
+            return Ok(());
+        }
+        self.set_form(&segment, seal.end.offset, mode)
+    }
+
+    /// The same for a segment in the form that it has elsewhere.
+    pub fn share(&mut self, segment: Arc<Segment>) {
+        self.segments.set(segment);
+    }
+
+    /// Nobody will ask for the keys in order.
+    pub fn leave_keys(&mut self) {
+        self.sorts_keys = false;
+    }
+
+    fn set_form(&self, segment: &Segment, end: u32, mode: ReadMode) -> Result<()> {
+        let form = sealed_form(segment, end, mode)
+            .map_err(|e| Error::io(format!("mapping {}", name::segment(segment.id)), e))?;
+        self.segments.set(Arc::new(form));
+        Ok(())
     }
 
     /// The highest token granted, and none admitted from this store's leases is above it.
@@ -96,7 +211,7 @@ impl Replay {
         let touched = batch.ops.iter().fold(0, |all, read| all ^ self.slots.touch(read.hash, &guard));
         std::hint::black_box(touched);
         let bytes = batch.ops.iter().map(|read| read.op.head.len()).sum();
-        self.usage.fill(loaded.segment.id, bytes);
+        self.usage.fill(loaded.segment.id, batch.ops.len() as u64, bytes);
         for Read { op, hash } in &batch.ops {
             self.apply(op, *hash, &guard).map_err(|wrong| wrong.or(&loaded.segment, op.at.offset))?;
         }
@@ -105,14 +220,14 @@ impl Replay {
 
     /// Puts the keys in order, and gives every segment the form that readers use.
     pub fn settle(&mut self, mode: ReadMode) -> Result<()> {
+        if !self.sorts_keys {
+            self.keyspaces.iter().for_each(|keyspace| keyspace.keys.postpone());
+        }
         for (keyspace, keys) in self.keyspaces.iter().zip(self.keys.drain(..)) {
             keyspace.keys.fill(keys);
         }
-        for (segment, end) in self.forms.drain(..) {
-            let file = crate::format::name::segment(segment.id);
-            let form =
-                sealed_form(&segment, end, mode).map_err(|e| Error::io(format!("mapping {file}"), e))?;
-            self.segments.set(Arc::new(form));
+        for (segment, end) in std::mem::take(&mut self.forms) {
+            self.set_form(&segment, end, mode)?;
         }
         Ok(())
     }
@@ -145,7 +260,7 @@ impl Replay {
             Kind::Grant => {
                 let value = GrantValue::decode(value).ok_or(Wrong::What("a grant without an owner"))?;
                 self.fence(op, &keyspace, op.key(), hash, guard)?;
-                self.recorded.grant(keyspace.id, op.key(), op.head.token, value);
+                self.recorded.grant(keyspace.id, op.key(), op.head.token, value, op.at);
             }
             Kind::Mark => self.fence(op, &keyspace, op.key(), hash, guard)?,
             Kind::Floor => {
@@ -175,7 +290,9 @@ impl Replay {
             Err(at) => {
                 let state = KeyspaceState::new(id, name.to_owned(), value.options, value.closed);
                 self.keyspaces.insert(at, Arc::new(state));
-                self.keys.insert(at, UnorderedKeys::default());
+                if self.sorts_keys {
+                    self.keys.insert(at, UnorderedKeys::default());
+                }
                 self.keyspaces[at].clone()
             }
         };
@@ -212,6 +329,7 @@ impl Replay {
                 }
                 let was_present = before.as_ref().is_some_and(|before| before.is_put);
                 match op.head.kind {
+                    _ if !self.sorts_keys => {}
                     Kind::Put if !was_present => self.keys[at].insert(key),
                     Kind::Delete if was_present => self.keys[at].remove(key),
                     _ => {}

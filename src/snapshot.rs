@@ -323,13 +323,11 @@ impl Walk {
     pub fn next(&mut self) -> Step {
         loop {
             if self.front.is_used_up() {
+                self.pin.engine.sort_keys(&self.keyspace)?;
                 let limit = self.front.grow();
-                self.keyspace.keys.chunk_after(
-                    borrowed(&self.from),
-                    borrowed(&self.to),
-                    limit,
-                    &mut self.front.keys,
-                );
+                let (from, to) = (borrowed(&self.from), borrowed(&self.to));
+                let keys = self.keyspace.keys.chunk_after(from, to, limit, &mut self.front.keys);
+                debug_assert_eq!(keys, Ok(()), "sorted above, for ever");
             }
             let engine = &self.pin.engine;
             let Some((key, hash)) = self.front.peek(engine, &self.keyspace) else { return Ok(None) };
@@ -351,13 +349,11 @@ impl Walk {
     pub fn next_back(&mut self) -> Step {
         loop {
             if self.back.is_used_up() {
+                self.pin.engine.sort_keys(&self.keyspace)?;
                 let limit = self.back.grow();
-                self.keyspace.keys.chunk_before(
-                    borrowed(&self.from),
-                    borrowed(&self.to),
-                    limit,
-                    &mut self.back.keys,
-                );
+                let (from, to) = (borrowed(&self.from), borrowed(&self.to));
+                let keys = self.keyspace.keys.chunk_before(from, to, limit, &mut self.back.keys);
+                debug_assert_eq!(keys, Ok(()), "sorted above, for ever");
             }
             let engine = &self.pin.engine;
             let Some((key, hash)) = self.back.peek(engine, &self.keyspace) else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! One keyspace in memory, and what compaction is in the middle of.
+//! One keyspace in memory, what compaction is in the middle of, and how far the index file reaches.
 //!
 //! Promises that a floor only rises (F2). Read next: `engine.rs`, which holds them.
 
@@ -61,6 +61,17 @@ impl KeyspaceState {
         read(&self.raised).max(read(&self.folded))
     }
 
+    /// The floors as appended, raised and folded, each with the lsn of the op that raised it there.
+    pub fn floors(&self) -> [(u64, Lsn); 2] {
+        [&self.raised, &self.folded]
+            .map(|cell| (cell.appended.load(Ordering::Acquire), Lsn::new(cell.lsn.load(Ordering::Acquire))))
+    }
+
+    /// The highest token admitted.
+    pub fn highest(&self) -> u64 {
+        self.highest.load(Ordering::Relaxed)
+    }
+
     /// Whether this op, which raised the floor once, is what holds it up now.
     pub fn holds_floor(&self, floor: Floor, lsn: Lsn) -> bool {
         let cell = if floor.folded > 0 { &self.folded } else { &self.raised };
@@ -98,11 +109,7 @@ impl KeyspaceState {
     }
 
     pub fn rule(&self) -> Rule {
-        Rule {
-            tokens: self.options.tokens,
-            jump_cap: self.options.jump_cap,
-            highest: self.highest.load(Ordering::Relaxed),
-        }
+        Rule { tokens: self.options.tokens, jump_cap: self.options.jump_cap, highest: self.highest() }
     }
 
     /// An op is about to be found under the name of a fence.
@@ -163,4 +170,14 @@ pub(crate) struct Compactor {
     pub retired: Vec<(Listed, Arc<Segment>)>,
     /// How much had been appended when carried deletes and marks were last looked at again.
     pub looked_at: u64,
+}
+
+/// The index file that there is.
+#[derive(Debug, Default)]
+pub(crate) struct Indexed {
+    /// How many ops were not covered when one could not be written: it is tried again when there are many more.
+    pub put_off: AtomicU64,
+    /// Its length, and the bytes of all that were written.
+    pub bytes: AtomicU64,
+    pub written: AtomicU64,
 }

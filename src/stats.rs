@@ -136,7 +136,7 @@ pub struct Stats {
     pub leases: u64,
     /// Keyspaces.
     pub keyspaces: u64,
-    /// Keys that the ordered sets hold.
+    /// Keys that have a value.
     pub keys: u64,
     /// Bytes of heap that the index of names takes.
     pub index_bytes: u64,
@@ -144,13 +144,14 @@ pub struct Stats {
     pub segments: u64,
     /// Of these, the spares: empty, and ready to be written.
     pub spares: u64,
-    /// Bytes of all segments on disk, spares included.
+    /// Bytes of all segments on disk, spares included, and of the index file.
     pub disk_bytes: u64,
     /// Bytes of what is needed in the log: the newest version of each key, and states carried on.
     pub live_bytes: u64,
     /// Bytes of what is not needed any more, and not yet given back.
     pub garbage_bytes: u64,
-    /// Bytes written to all files: frames, what surrounds them, the zeros of new segments, and the list.
+    /// Bytes written to all files: frames, what surrounds them, the zeros of new segments, the list,
+    /// and index files.
     pub disk_written_bytes: u64,
     /// Values above 4 KiB that were handed out and point into a segment as it is now (being written, or
     /// sealed).

@@ -1,6 +1,6 @@
 //! Faults that were reported of other stores and lease systems, and where each is tried here.
 //!
-//! Rows about what does not exist yet (compaction, waiters, slots, grace, keep-alive, `lost()`, `holders`) are left for when it does. Crashes at every call are in the crash tests.
+//! What was reported of leases is in `lease_cases.rs`; crashes at every call are in the crash tests.
 //!
 //! | reported at | tried by |
 //! |---|---|
@@ -51,6 +51,28 @@
 //! | redb 30 (P1) | claims `a_commit_is_a_future_of_any_runtime_and_commits_resolve_in_order` |
 //! | sled 1127 (P3) | `a_counter_kept_with_conditions_counts_every_thread` |
 //! | redb 579 (P4) | claims `s1_s2_a_snapshot_stays_while_keys_are_deleted_and_written_again` |
+//! | raft-engine 288 (D1: an interrupted rewrite loses data) | crash, which cuts compaction off at every call, and the next one too |
+//! | bitcask 82, 148, 156 (D2: a dropped tombstone) | compact `an_older_version_in_a_segment_that_stays_does_not_come_back`, `many_keys_in_every_order_stay_as_they_are` |
+//! | rocksdb 2722 (D3: deleted keys reappear) | compact `nothing_that_can_be_seen_changes`, `a_delete_waits_for_who_still_sees_the_value` |
+//! | fjall 288 (D5: an idle keyspace pins the log) | `an_idle_keyspace_keeps_nothing_else` |
+//! | tikv 14478, redb 639 and 1055, ord 2256 (D9, D10: a slow, silent repair), sled 976 and 1410 (D11: reads half the store) | `Options::progress`; `cargo bench --bench recover`, beside the floor of reading the files; crash, which cuts recovery off too |
+//! | rocksdb 10573 and 5287, leveldb 195 and 196, mongo-rocks 35 (D24: a directory not synced) | every crash test: the simulated disk forgets names whose directory was not synced; `storage/disk.rs` syncs the parent of the directory at each open |
+//! | bitcask 212, riak_kv 1120 (D30: caches read unchecked) | damage, of every bit of the key tables and the index file |
+//! | tikv 13123 (D31: recovery in parallel) | the tests of `read_ahead.rs`, against one after the other |
+//! | rocksdb 8488 (D32) | claims `l2_tokens_strictly_increase_across_reopening_and_power_cuts`; kill |
+//! | RocksDB (D33: the clock moved back) | `no_clock_lets_a_fenced_writer_through_or_two_hold_one_fence`; nothing but leases reads a clock |
+//! | tikv 15718 and 10688 (E5: the file that holds space back is missing) | cannot happen: the reserve is spare segments, and a listed file that is missing is named at open |
+//! | lsm-tree 304 (E8: one refused rename) | `one_refused_rename_or_removal_costs_nothing` |
+//! | lsm-tree 310, fjall 263 (E11: compaction fails for ever) | `damage_below_a_compaction_is_named_and_left_alone` |
+//! | sled 1333, rust-fil-sector-builder 71 (G1) | compact `overwriting_for_ever_stays_bounded` |
+//! | redb 1165 and 934 (G2: compaction grows the file) | `compaction_never_leaves_more_than_it_found` |
+//! | lsm-tree 125 (G7: deletes pile up) | `deleting_everything_leaves_nothing` |
+//! | sled 1234 and 1289 (O2) | bad_input `a_store_is_opened_at_once_after_it_was_dropped` |
+//! | surrealkv 363 (O5: a directory cannot be synced on Windows) | cannot happen: `storage/disk.rs` does not try there |
+//! | redb 515 (O10: beyond 4 GiB) | cannot happen: a place is a segment and an offset, and no segment is above 64 MiB (`MAX_SEGMENT_BYTES`); sums are 64-bit |
+//! | sled 654 and 1160, thaler 2100, atomic-server 901 (P2: not durable by default) | claims `d1_r1_what_was_acknowledged_survives_every_kind_of_power_cut`: there is no other mode |
+//! | bitcask 164 (P9: harmless messages as errors) | a cut tail is told by `OpenReport::cut_bytes`, and by no event above `INFO` (`events.rs`) |
+//! | oxen 822 (P10: errors told apart by their text) | bad_input, which matches variants |
 //! | RocksDB (P6), merk 23 (P7), heed 152 (P8), diom 73 (P11), redb 925 (P12) | bad_input |
 
 #[macro_use]
@@ -402,4 +424,139 @@ fn a_lease_lasts_exactly_its_ttl() {
         sim.clock.advance(Duration::from_nanos(1));
         assert!(!lease.is_live());
     }
+}
+
+/// Writes so much that the segments before it are sealed.
+fn overwrite(ks: &Keyspace, times: u32) {
+    for n in 0..times {
+        ks.put(token(1), &[n as u8 % 7], &[n as u8; 500]).unwrap();
+    }
+}
+
+#[test]
+fn an_idle_keyspace_keeps_nothing_else() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let idle = db.keyspace("idle", KeyspaceOptions::new()).unwrap();
+    let lease = idle.lease(b"only").ttl(Ttl::INFINITE).acquire().unwrap();
+    idle.put(lease.token(), b"only", b"here").unwrap();
+    let busy = rows(&db);
+    let mut most = 0;
+    for _ in 0..40 {
+        overwrite(&busy, 100);
+        most = most.max(db.stats().disk_bytes);
+    }
+    // 2 MB were written, and 4 KB are needed.
+    assert!(most <= 256 << 10, "{most} bytes");
+    std::mem::forget(lease);
+    let db = sim.reopen(db);
+    assert!(db.report().ops < 1000, "{} ops replayed", db.report().ops);
+    let idle = db.keyspace("idle", KeyspaceOptions::new()).unwrap();
+    assert_eq!(idle.get(b"only").unwrap().as_deref(), Some(&b"here"[..]));
+}
+
+#[test]
+fn compaction_never_leaves_more_than_it_found() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    for n in 0..200u32 {
+        ks.put(token(1), &n.to_be_bytes(), &[n as u8; 300]).unwrap();
+    }
+    for round in 0..5 {
+        let before = db.stats();
+        db.compact().unwrap();
+        let after = db.stats();
+        assert!(
+            after.disk_bytes <= before.disk_bytes,
+            "round {round}: {} {}",
+            after.disk_bytes,
+            before.disk_bytes
+        );
+        assert!(after.garbage_bytes <= before.garbage_bytes, "round {round}");
+        overwrite(&ks, 30 * round);
+    }
+}
+
+#[test]
+fn deleting_everything_leaves_nothing() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let empty = db.stats();
+    let ks = rows(&db);
+    for round in 1..=3u64 {
+        for n in 0..500u32 {
+            ks.put(token(round), format!("{n:04}").as_bytes(), &[n as u8; 100]).unwrap();
+        }
+        ks.delete_prefix(token(round), b"").unwrap();
+        // Nobody comes with a lower token any more.
+        ks.retire_below(token(round + 1)).unwrap();
+        db.compact().unwrap();
+        db.compact().unwrap();
+    }
+    let left = db.stats();
+    assert_eq!(left.keys, 0);
+    assert!(left.live_bytes < 1000, "{} bytes are needed", left.live_bytes);
+    assert!(left.disk_bytes <= empty.disk_bytes + (160 << 10), "{} of {}", left.disk_bytes, empty.disk_bytes);
+    let db = sim.reopen(db);
+    assert_err!(rows(&db).put(token(3), b"0001", b"late"), Error::Fenced { .. });
+}
+
+#[test]
+fn one_refused_rename_or_removal_costs_nothing() {
+    for call in [CallKind::Rename, CallKind::Remove] {
+        for nth in 0..3 {
+            let sim = Sim::new();
+            let db = sim.open();
+            let ks = rows(&db);
+            sim.disk.fail(Fault::errno(call, libc_eacces()).nth(nth));
+            for _ in 0..20 {
+                overwrite(&ks, 100);
+                db.compact().ok();
+            }
+            // So that the file of an unlisted segment is removed, too, and not only used again.
+            for n in 0..400u32 {
+                ks.put(token(2), &n.to_be_bytes(), &[1; 900]).unwrap();
+            }
+            ks.delete_prefix(token(2), b"").unwrap();
+            db.compact().ok();
+            assert_eq!(sim.disk.faults_fired(), 1, "{call:?} {nth} was never made");
+            db.compact().unwrap();
+            assert!(db.health().is_writable(), "{call:?} {nth}: {:?}", db.health());
+            ks.put(token(2), b"after", b"it").unwrap();
+            let db = sim.reopen(db);
+            assert_eq!(rows(&db).get(b"after").unwrap().as_deref(), Some(&b"it"[..]));
+        }
+    }
+}
+
+/// `EACCES`, which Windows answers while somebody looks at the file.
+fn libc_eacces() -> i32 {
+    13
+}
+
+#[test]
+fn damage_below_a_compaction_is_named_and_left_alone() {
+    let sim = Sim::new();
+    let db = sim.options().read_mode(ReadMode::Pread).open("sim").unwrap();
+    let ks = rows(&db);
+    for n in 0..60u32 {
+        ks.put(token(1), &n.to_be_bytes(), &[n as u8; 500]).unwrap();
+    }
+    for n in (0..60u32).step_by(2) {
+        ks.put(token(1), &n.to_be_bytes(), &[n as u8; 500]).unwrap();
+    }
+    overwrite(&ks, 10);
+    let mut bytes = sim.disk.read_file("000001.seg").unwrap();
+    let at = bytes.windows(20).position(|window| window == [3; 20]).unwrap();
+    bytes[at] ^= 1;
+    sim.disk.write_file("000001.seg", &bytes);
+    assert_err!(db.compact(), Error::Corrupt { file, .. } if file == "000001.seg");
+    assert!(matches!(db.health(), Health::Degraded(_)), "{:?}", db.health());
+    // Everything else goes on, compaction as well.
+    overwrite(&ks, 300);
+    assert!(db.compact().unwrap().segments > 0);
+    assert_err!(ks.get(&3u32.to_be_bytes()), Error::Corrupt { .. });
+    assert_eq!(ks.get(&4u32.to_be_bytes()).unwrap().as_deref(), Some(&[4; 500][..]));
+    assert!(sim.disk.read_file("000001.seg").is_some());
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use support::driver::{Driver, History};
 use support::model::KEYS;
-use support::shown::{open, probe, shown};
+use support::shown::{is_index, open, probe, shown, without_index};
 use support::{Rng, Trying};
 use tidewall::storage::{CallKind, Crash, Fault, SimDisk, SyncFailure};
 use tidewall::{Db, Error, Health, Keyspace, KeyspaceOptions, ManualClock, Token, Tokens};
@@ -135,6 +135,16 @@ fn check(image: &SimDisk, history: &History, seed: u64, depth: u32, tally: &Tall
     let model = driver.history.at(lsn).clone();
     probe(&driver.db, &model);
 
+    // An index file changes nothing but the time that it takes.
+    let scanned = open(&without_index(&untouched), &ManualClock::new(), seed).expect("so does a scan");
+    assert_eq!((scanned.last_lsn().get(), shown(&scanned).unwrap()), (lsn, model.shown()), "a scan differs");
+    assert_eq!(
+        (scanned.stats().keys, scanned.stats().live_bytes),
+        (driver.db.stats().keys, driver.db.stats().live_bytes),
+        "a scan counts otherwise"
+    );
+    drop(scanned);
+
     // What it shows survives another cut at once, and the next open finds nothing to repair.
     let again = image.crash(Crash::None, 0);
     let before = segments(&again);
@@ -218,6 +228,51 @@ fn every_call_may_be_the_last() {
     let kinds: Vec<_> =
         kinds.map(|(kind, calls)| format!("{kind:?} {}", calls.load(Ordering::Relaxed))).collect();
     println!("calls that were the last one: {}", kinds.join(", "));
+}
+
+/// One life that ends with a close; the history is that of before it.
+fn live_and_close(seed: u64, prepare: impl FnOnce(&SimDisk)) -> (SimDisk, History, tidewall::Result<()>) {
+    let (disk, driver) = live(seed, |_| {});
+    let driver = driver.expect("a new store opens");
+    prepare(&disk);
+    let closed = driver.db.clone().close();
+    (disk, driver.into_history(), closed)
+}
+
+#[test]
+fn every_call_of_a_close_may_be_the_last_or_fail() {
+    let tally = Tally::default();
+    let without = AtomicU64::new(0);
+    for_seeds(12, |seed| {
+        let (disk, history, closed) = live_and_close(seed, |_| {});
+        closed.expect("it closes");
+        assert!(disk.file_names().iter().any(|name| is_index(name)), "an index file is written");
+        check(&disk.kill(), &history, seed << 32, 1, &tally);
+        let (before, driver) = live(seed, |_| {});
+        let before = before.calls();
+        drop(driver);
+        for call in before..disk.calls() {
+            let _trying = Trying(move || format!("seed {seed}, power off at call {call}, in the close"));
+            count(&tally.lives);
+            let (disk, history, _) = live_and_close(seed, |disk| disk.stop_at(call));
+            for (at, crash) in CRASHES.into_iter().enumerate() {
+                let cut = seed << 32 | call << 8 | at as u64;
+                check(&disk.crash(crash, cut), &history, cut, 1, &tally);
+            }
+            for kind in [ErrorKind::StorageFull, ErrorKind::Other] {
+                let _trying =
+                    Trying(move || format!("seed {seed}, call {call} of the close fails: {kind:?}"));
+                let fault = Fault::new(CallKind::Any, kind).nth(call - before).partial(700);
+                let (disk, history, closed) = live_and_close(seed, |disk| disk.fail(fault));
+                if closed.is_ok() && !disk.file_names().iter().any(|name| is_index(name)) {
+                    count(&without);
+                }
+                check(&disk.crash(Crash::None, 0), &history, seed << 32 | call, 1, &tally);
+            }
+        }
+    });
+    tally.print("closes");
+    assert!(without.into_inner() > 0, "a close goes without an index file where none can be written");
 }
 
 /// Where only few sectors are un-synced, a power cut may leave any of their subsets: here all of them.

@@ -1,6 +1,6 @@
 //! The worked example of `docs/format.md`, held to its word in three ways: written again it gives the
 //! same bytes, the store opens it, and its checksums follow from the formulas on that page.
-#![cfg(feature = "sim")]
+#![cfg(feature = "testkit")]
 
 mod dump;
 

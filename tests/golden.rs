@@ -1,7 +1,7 @@
 //! Directories written by each released version of the format, opened for ever.
 //!
 //! `tests/data/v<n>/<shape>.txt` spells out the files of one directory (see `dump/mod.rs`). They are written once, by
-//! the build that releases version n: `TIDEWALL_WRITE_GOLDEN=1 cargo test --features sim --test golden`. That must
+//! the build that releases version n: `TIDEWALL_WRITE_GOLDEN=1 cargo test --features testkit --test golden`. That must
 //! never be done again for a version that is out.
 
 mod dump;
@@ -9,7 +9,7 @@ mod dump;
 use std::path::Path;
 use tidewall::{Db, Error, KeyspaceOptions, OpId, Scope, Token, Tokens};
 
-#[cfg(feature = "sim")]
+#[cfg(feature = "testkit")]
 use tidewall::{Options, OwnerId, storage::SimDisk};
 
 const ZEROS: [u8; 2000] = [0; 2000];
@@ -149,7 +149,7 @@ fn v1_compacted_opens() {
 
 /// What is on the disk after `write`: while the store is open, as a killed process leaves it, unless
 /// `write` closes it.
-#[cfg(feature = "sim")]
+#[cfg(feature = "testkit")]
 fn written(write: impl FnOnce(Db)) -> dump::Files {
     let disk = SimDisk::new();
     let options =
@@ -163,7 +163,7 @@ fn written(write: impl FnOnce(Db)) -> dump::Files {
     stored.map(|name| (name.clone(), left.read_file(&name).unwrap())).collect()
 }
 
-#[cfg(feature = "sim")]
+#[cfg(feature = "testkit")]
 #[test]
 fn golden_directories_are_written_once() {
     let scopes = written(|db| {

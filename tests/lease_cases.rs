@@ -2,7 +2,7 @@
 //!
 //! Each row names a public report, its symptom, and either the test that would fail if it happened here, or why
 //! it cannot. That the tests exist is itself tested.
-#![cfg(feature = "sim")]
+#![cfg(feature = "testkit")]
 
 mod leasekit;
 

@@ -1,7 +1,7 @@
 //! Many at once: at most one holder, unique tokens, and nobody delayed by what expires together.
 //!
 //! `TIDEWALL_ROUNDS=10` runs ten times as many rounds.
-#![cfg(feature = "sim")]
+#![cfg(feature = "testkit")]
 
 mod leasekit;
 

@@ -1,5 +1,5 @@
 //! Leases through the public API: restarts, operators, clocks, and the numbers at the edges.
-#![cfg(feature = "sim")]
+#![cfg(feature = "testkit")]
 
 mod leasekit;
 

@@ -1,5 +1,5 @@
 //! Who gives a lease back hands it over: by itself, without the disk, and to nobody who has left.
-#![cfg(feature = "sim")]
+#![cfg(feature = "testkit")]
 
 mod leasekit;
 

@@ -1,5 +1,5 @@
 //! Slots, and leases kept alive by the store.
-#![cfg(feature = "sim")]
+#![cfg(feature = "testkit")]
 
 mod leasekit;
 

@@ -1,5 +1,5 @@
 //! A disk that stands still: nothing that needs it is answered, and nothing that does not is lost.
-#![cfg(feature = "sim")]
+#![cfg(feature = "testkit")]
 
 mod leasekit;
 

@@ -3,7 +3,7 @@
 //! Time is a clock moved by hand, so a test waits for nothing but other threads; the few that are about real
 //! time poll with a deadline.
 
-#![cfg(feature = "sim")]
+#![cfg(feature = "testkit")]
 
 mod leasekit;
 

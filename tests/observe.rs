@@ -320,7 +320,7 @@ mod events {
         assert_heard(&name, &["WARN tidewall", "read around damage", "one copy of STORE"]);
     }
 
-    #[cfg(feature = "sim")]
+    #[cfg(feature = "testkit")]
     #[test]
     fn a_full_disk_and_a_failed_sync_are_told() {
         use tidewall::storage::{CallKind, Fault, SimDisk};

@@ -18,7 +18,7 @@ const TO_BE_SPLIT: [(&str, &str); 2] =
 /// The files in which `unsafe` may stand, each with its reason.
 const UNSAFE_FILES: [(&str, &str); 5] = [
     ("clock.rs", "one system call that the standard library does not make"),
-    ("storage/disk.rs", "mapping a file"),
+    ("storage/disk.rs", "mapping a file, and reserving its blocks"),
     ("log/image.rs", "one appender and many readers without a lock"),
     ("log/segment.rs", "the table of segments, freed by epochs"),
     ("index/slots.rs", "tables and directories, freed by epochs"),

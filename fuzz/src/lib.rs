@@ -1,5 +1,7 @@
 //! What the fuzz targets share: a store on a simulated disk, and all that can be read from it.
 
+pub mod rows;
+
 use std::collections::BTreeMap;
 use tidewall::storage::SimDisk;
 use tidewall::{Db, Error, Keyspace, KeyspaceOptions, ManualClock, Options, Scope, Token, Tokens};
@@ -13,11 +15,11 @@ pub fn open(disk: &SimDisk, seed: u64) -> Result<Db, Error> {
         .deterministic(seed)
         .without_threads()
         .segment_bytes(SEGMENT_BYTES)
-        .open("sim")
+        .open("fuzz")
 }
 
 pub fn open_read_only(disk: &SimDisk) -> Result<Db, Error> {
-    Options::new().storage(disk.clone()).clock(ManualClock::new()).without_threads().read_only().open("sim")
+    Options::new().storage(disk.clone()).clock(ManualClock::new()).without_threads().read_only().open("fuzz")
 }
 
 pub fn rows(db: &Db) -> Result<Keyspace, Error> {

@@ -131,6 +131,7 @@ impl Engine {
         }
         block.generation = 1;
         block.is_checkpoint = true;
+        block.index = Lsn::ZERO;
         block.sealed_through = last;
         block.segments = held.iter().map(|(listed, _)| *listed).collect();
         Ok(Cut { lsn, block, held })

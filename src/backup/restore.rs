@@ -6,9 +6,10 @@ use crate::error::{Error, Result};
 use crate::format::header::{Listed, SegmentHeader, StoreBlock};
 use crate::format::salt::Salt;
 use crate::format::{HEADER_BYTES, name};
+use crate::found::read_seal;
 use crate::log::list::List;
 use crate::options::{Options, Progress};
-use crate::recover::{check_unlisted, read_seal, recover};
+use crate::recover::{check_unlisted, recover};
 use crate::storage::{Access, Disk, File, Storage};
 use crate::sync::Arc;
 use crate::types::{Lsn, Mark, Token};
@@ -114,7 +115,7 @@ impl Restore {
     }
 
     /// As [`Options::deterministic`], for simulations.
-    #[cfg(any(test, feature = "sim", fuzzing))]
+    #[cfg(any(test, feature = "testkit", fuzzing))]
     pub fn deterministic(mut self, seed: u64) -> Self {
         self.options = self.options.deterministic(seed);
         self
@@ -235,6 +236,7 @@ fn descend(block: &mut StoreBlock, store_id: [u8; 16]) {
     block.store_id = store_id;
     block.generation = 1;
     block.is_checkpoint = false;
+    block.index = Lsn::ZERO;
     // No grant of the original is kept for its holder.
     block.incarnation = 0;
     block.incarnation_before = 0;

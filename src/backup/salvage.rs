@@ -133,7 +133,7 @@ impl Salvage {
     }
 
     /// As [`Options::deterministic`], for simulations.
-    #[cfg(any(test, feature = "sim", fuzzing))]
+    #[cfg(any(test, feature = "testkit", fuzzing))]
     pub fn deterministic(mut self, seed: u64) -> Self {
         self.options = self.options.deterministic(seed);
         self
@@ -193,6 +193,7 @@ impl Salvage {
             sealed_through: 0,
             is_checkpoint: false,
             segments: Vec::new(),
+            index: Lsn::ZERO,
         })
     }
 

@@ -12,14 +12,14 @@ pub(crate) const SEAL_BYTES: usize = 64;
 /// The smallest capacity of one copy in `STORE`.
 pub(crate) const STORE_COPY_BYTES: usize = 16 << 10;
 
-const PREAMBLE_BYTES: usize = 16;
+pub(super) const PREAMBLE_BYTES: usize = 16;
 const SEGMENT_MAGIC: [u8; 8] = *b"TIDEWALL";
 const STORE_MAGIC: [u8; 8] = *b"TIDESTOR";
 const SEAL_MAGIC: [u8; 8] = *b"TIDESEAL";
 
 /// Magic, version and their checksum: the same in every version of the format, so that a newer one
 /// is told from a damaged one.
-fn preamble(magic: [u8; 8]) -> [u8; PREAMBLE_BYTES] {
+pub(super) fn preamble(magic: [u8; 8]) -> [u8; PREAMBLE_BYTES] {
     let mut out = [0; PREAMBLE_BYTES];
     out[..8].copy_from_slice(&magic);
     out[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
@@ -29,7 +29,7 @@ fn preamble(magic: [u8; 8]) -> [u8; PREAMBLE_BYTES] {
 }
 
 /// Whether `bytes` start with a preamble this build can read.
-fn check_preamble(bytes: &[u8], magic: [u8; 8], file: &str) -> Result<bool> {
+pub(super) fn check_preamble(bytes: &[u8], magic: [u8; 8], file: &str) -> Result<bool> {
     let mut at = Reader { bytes, at: 8 };
     let (Some(version), Some(checksum)) = (at.u32(), at.u32()) else { return Ok(false) };
     if bytes[..8] != magic || crc32fast::hash(&bytes[..12]) != checksum {
@@ -133,14 +133,14 @@ impl SegmentHeader {
     }
 }
 
-fn put_end(out: &mut Vec<u8>, end: &End) {
+pub(super) fn put_end(out: &mut Vec<u8>, end: &End) {
     out.extend_from_slice(&end.segment.to_le_bytes());
     out.extend_from_slice(&end.offset.to_le_bytes());
     out.extend_from_slice(&end.checksum.to_le_bytes());
     out.extend_from_slice(&end.lsn.get().to_le_bytes());
 }
 
-fn end(at: &mut Reader<'_>) -> Option<End> {
+pub(super) fn end(at: &mut Reader<'_>) -> Option<End> {
     Some(End { segment: at.u32()?, offset: at.u32()?, checksum: at.u32()?, lsn: Lsn::new(at.u64()?) })
 }
 
@@ -223,6 +223,8 @@ pub(crate) struct StoreBlock {
     pub is_checkpoint: bool,
     /// In the order of their ids.
     pub segments: Vec<Listed>,
+    /// The place that the index file is bound to, which is its name; 0: there is none.
+    pub index: Lsn,
 }
 
 const LISTED_BYTES: usize = 18;
@@ -250,6 +252,9 @@ impl StoreBlock {
             out.extend_from_slice(&listed.bytes.to_le_bytes());
             out.extend_from_slice(&listed.life.to_le_bytes());
             out.extend_from_slice(&listed.origin.to_le_bytes());
+        }
+        if self.index > Lsn::ZERO {
+            out.extend_from_slice(&self.index.get().to_le_bytes());
         }
         let len = out.len() as u32 + 4;
         out[PREAMBLE_BYTES..PREAMBLE_BYTES + 4].copy_from_slice(&len.to_le_bytes());
@@ -298,6 +303,7 @@ impl StoreBlock {
                 origin: at.u16()?,
             });
         }
+        let index = if at.at < covered.len() { Lsn::new(at.u64()?) } else { Lsn::ZERO };
         Some(StoreBlock {
             generation,
             store_id,
@@ -308,6 +314,7 @@ impl StoreBlock {
             sealed_through,
             is_checkpoint,
             segments,
+            index,
         })
     }
 
@@ -407,7 +414,11 @@ mod tests {
             sealed_through: 6,
             is_checkpoint: true,
             segments: vec![Listed { segment: SegmentId(1), bytes: 2, life: 3, origin: 1 }; 3],
+            index: Lsn::new(8),
         };
+        let unindexed = StoreBlock { index: Lsn::ZERO, ..block.clone() };
+        assert_eq!(StoreBlock::decode(&unindexed.encode()).unwrap(), Some(unindexed.clone()));
+        assert_eq!(unindexed.encode().len() + 8, block.encode().len(), "the name is there only if a file is");
         let mut bytes = block.encode();
         bytes.resize(bytes.len() + 100, 0);
         assert_eq!(StoreBlock::decode(&bytes).unwrap(), Some(block.clone()));

@@ -8,6 +8,7 @@ pub(crate) mod salt;
 pub(crate) mod op;
 pub(crate) mod frame;
 pub(crate) mod header;
+pub(crate) mod index;
 
 /// The version of the format; a store of a newer one answers `UpgradeRequired`.
 pub(crate) const FORMAT_VERSION: u32 = 1;

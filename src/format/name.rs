@@ -1,6 +1,6 @@
 //! The names of the files of a store: made and parsed here and nowhere else.
 
-use crate::types::SegmentId;
+use crate::types::{Lsn, SegmentId};
 
 /// The file that carries the operating system's lock.
 pub(crate) const LOCK: &str = "LOCK";
@@ -15,6 +15,17 @@ pub(crate) const STATS: &str = "STATS";
 pub(crate) const STATS_NEW: &str = "STATS.new";
 /// The list of a store in the making: it becomes `STORE` as the last step of a restore or a salvage.
 pub(crate) const STORE_PART: &str = "STORE.part";
+
+/// The index as of one place in the log.
+pub(crate) fn index(at: Lsn) -> String {
+    format!("INDEX-{}", at.get())
+}
+
+/// The place that an index file is named after; `None` for every name that [`index`] does not make.
+pub(crate) fn parse_index(name: &str) -> Option<Lsn> {
+    let at = Lsn::new(name.strip_prefix("INDEX-")?.parse().ok()?);
+    (index(at) == name).then_some(at)
+}
 
 /// The file of a segment.
 pub(crate) fn segment(id: SegmentId) -> String {
@@ -47,6 +58,12 @@ mod tests {
             "99999999999.seg",
         ] {
             assert_eq!(parse_segment(foreign), None, "{foreign}");
+        }
+        for at in [1, 42, u64::MAX].map(Lsn::new) {
+            assert_eq!(parse_index(&index(at)), Some(at));
+        }
+        for foreign in ["INDEX", "INDEX-", "INDEX-+1", "INDEX-01", "INDEX-1~", "index-1", "INDEX-1x"] {
+            assert_eq!(parse_index(foreign), None, "{foreign}");
         }
     }
 }

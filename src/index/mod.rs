@@ -11,7 +11,7 @@ mod slots;
 mod ordered;
 
 pub(crate) use ordered::{KeyChunk, OrderedKeys, UnorderedKeys, prefix_end};
-pub(crate) use slots::{Slots, SlotsWriter, slots};
+pub(crate) use slots::{SavedTable, Slots, SlotsWriter, saved_slots, slots};
 pub(crate) use table::{Place, SEGMENT_BITS};
 
 use rapidhash::v3::{DEFAULT_RAPID_SECRETS, RapidSecrets, rapidhash_v3_inline};

@@ -11,7 +11,7 @@
 use crate::sync::RwLock;
 use std::borrow::Borrow;
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::{Bound, ControlFlow};
 
@@ -88,49 +88,109 @@ fn words(bytes: &[u8; SHORT_BYTES]) -> (u128, u64) {
 #[derive(Default)]
 pub(crate) struct OrderedKeys {
     /// Guards the set. A leaf of the lock order: nothing is locked, read or synced while it is held.
-    keys: RwLock<BTreeSet<Key>>,
+    keys: RwLock<Keys>,
 }
+
+enum Keys {
+    Sorted(BTreeSet<Key>),
+    /// Nobody asked for them yet, so nobody has put them in order. Until then, what became of each key that
+    /// appeared or disappeared: whether it is there.
+    Later(BTreeMap<Key, bool>),
+}
+
+impl Default for Keys {
+    fn default() -> Self {
+        Keys::Sorted(BTreeSet::new())
+    }
+}
+
+/// The keys are still to be put in order: see [`OrderedKeys::postpone`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Unsorted;
 
 impl OrderedKeys {
     /// Makes these the keys.
     pub fn fill(&self, keys: UnorderedKeys) {
         let keys = keys.into_set();
-        *self.keys.write() = keys;
+        *self.keys.write() = Keys::Sorted(keys);
     }
 
-    /// Adds a key; false if it was there.
-    pub fn insert(&self, key: &[u8]) -> bool {
+    /// There are keys, and they will be put in order when somebody asks for them.
+    pub fn postpone(&self) {
+        *self.keys.write() = Keys::Later(BTreeMap::new());
+    }
+
+    /// Whether the keys are still to be put in order.
+    pub fn are_unsorted(&self) -> bool {
+        matches!(*self.keys.read(), Keys::Later(_))
+    }
+
+    /// Makes these the keys, which were there at some time since [`OrderedKeys::postpone`], but for those that
+    /// appeared or disappeared since.
+    pub fn catch_up(&self, keys: UnorderedKeys) {
+        let mut sorted = keys.into_set();
+        let mut keys = self.keys.write();
+        let Keys::Later(changed) = &mut *keys else { return };
+        for (key, is_there) in std::mem::take(changed) {
+            if is_there {
+                sorted.insert(key);
+            } else {
+                sorted.remove(&key);
+            }
+        }
+        *keys = Keys::Sorted(sorted);
+    }
+
+    /// Adds a key.
+    pub fn insert(&self, key: &[u8]) {
         // Made outside of the lock, as it may allocate.
         let key = Key::new(key);
-        self.keys.write().insert(key)
+        match &mut *self.keys.write() {
+            Keys::Sorted(keys) => drop(keys.insert(key)),
+            Keys::Later(changed) => drop(changed.insert(key, true)),
+        }
     }
 
-    /// Removes a key; false if it was not there.
-    pub fn remove(&self, key: &[u8]) -> bool {
-        self.keys.write().remove(key)
-    }
-
-    /// How many keys there are.
-    pub fn len(&self) -> usize {
-        self.keys.read().len()
+    /// Removes a key.
+    pub fn remove(&self, key: &[u8]) {
+        match &mut *self.keys.write() {
+            Keys::Sorted(keys) => drop(keys.remove(key)),
+            Keys::Later(changed) => drop(changed.insert(Key::new(key), false)),
+        }
     }
 
     /// Fills `out` with the first `limit` keys of the range, ascending. Fewer: the range has no more.
-    pub fn chunk_after(&self, from: Bound<&[u8]>, to: Bound<&[u8]>, limit: usize, out: &mut KeyChunk) {
+    pub fn chunk_after(
+        &self,
+        from: Bound<&[u8]>,
+        to: Bound<&[u8]>,
+        limit: usize,
+        out: &mut KeyChunk,
+    ) -> Result<(), Unsorted> {
         out.clear();
+        let keys = self.keys.read();
+        let Keys::Sorted(keys) = &*keys else { return Err(Unsorted) };
         if !is_void(from, to) {
-            let keys = self.keys.read();
             keys.range::<[u8], _>((from, to)).take(limit).for_each(|key| out.push(key.bytes()));
         }
+        Ok(())
     }
 
     /// Fills `out` with the last `limit` keys of the range, descending. Fewer: the range has no more.
-    pub fn chunk_before(&self, from: Bound<&[u8]>, to: Bound<&[u8]>, limit: usize, out: &mut KeyChunk) {
+    pub fn chunk_before(
+        &self,
+        from: Bound<&[u8]>,
+        to: Bound<&[u8]>,
+        limit: usize,
+        out: &mut KeyChunk,
+    ) -> Result<(), Unsorted> {
         out.clear();
+        let keys = self.keys.read();
+        let Keys::Sorted(keys) = &*keys else { return Err(Unsorted) };
         if !is_void(from, to) {
-            let keys = self.keys.read();
             keys.range::<[u8], _>((from, to)).rev().take(limit).for_each(|key| out.push(key.bytes()));
         }
+        Ok(())
     }
 
     /// Calls `each` with the keys of the range, ascending, until it breaks. The set is locked
@@ -140,18 +200,20 @@ impl OrderedKeys {
         from: Bound<&[u8]>,
         to: Bound<&[u8]>,
         mut each: impl FnMut(&[u8]) -> ControlFlow<()>,
-    ) {
+    ) -> Result<(), Unsorted> {
+        let keys = self.keys.read();
+        let Keys::Sorted(keys) = &*keys else { return Err(Unsorted) };
         if !is_void(from, to) {
-            let keys = self.keys.read();
             // That it stopped early is known to `each`.
             let _ = keys.range::<[u8], _>((from, to)).try_for_each(|key| each(key.bytes()));
         }
+        Ok(())
     }
 }
 
 impl fmt::Debug for OrderedKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OrderedKeys").field("len", &self.len()).finish_non_exhaustive()
+        f.write_str("OrderedKeys")
     }
 }
 
@@ -272,19 +334,19 @@ mod tests {
 
     fn set(keys: &[&str]) -> OrderedKeys {
         let set = OrderedKeys::default();
-        keys.iter().for_each(|key| assert!(set.insert(key.as_bytes())));
+        keys.iter().for_each(|key| set.insert(key.as_bytes()));
         set
     }
 
     fn after(set: &OrderedKeys, from: Bound<&str>, to: Bound<&str>, limit: usize) -> String {
         let mut chunk = KeyChunk::default();
-        set.chunk_after(from.map(str::as_bytes), to.map(str::as_bytes), limit, &mut chunk);
+        set.chunk_after(from.map(str::as_bytes), to.map(str::as_bytes), limit, &mut chunk).unwrap();
         text(&chunk)
     }
 
     fn before(set: &OrderedKeys, from: Bound<&str>, to: Bound<&str>, limit: usize) -> String {
         let mut chunk = KeyChunk::default();
-        set.chunk_before(from.map(str::as_bytes), to.map(str::as_bytes), limit, &mut chunk);
+        set.chunk_before(from.map(str::as_bytes), to.map(str::as_bytes), limit, &mut chunk).unwrap();
         text(&chunk)
     }
 
@@ -331,10 +393,10 @@ mod tests {
         let cut = "k".repeat(22);
         let set = set(&[&long, "", "z", &cut, "\0"]);
         assert_eq!(after(&set, Unbounded, Unbounded, 9), format!(" \\x00 {cut} {long} z"));
-        assert!(set.remove(long.as_bytes()));
-        assert!(!set.remove(long.as_bytes()));
-        assert!(!set.insert(cut.as_bytes()));
-        assert_eq!(set.len(), 4);
+        set.remove(long.as_bytes());
+        set.remove(long.as_bytes());
+        set.insert(cut.as_bytes());
+        assert_eq!(after(&set, Unbounded, Unbounded, 9), format!(" \\x00 {cut} z"));
     }
 
     #[test]
@@ -344,9 +406,10 @@ mod tests {
         set.for_each_in(Included(b"b"), Unbounded, |key| {
             seen.push(key.to_vec());
             if key == b"d" { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        });
+        })
+        .unwrap();
         assert_eq!(seen, [b"b", b"d"]);
-        set.for_each_in(Excluded(b"d"), Excluded(b"d"), |_| panic!("no key lies here"));
+        set.for_each_in(Excluded(b"d"), Excluded(b"d"), |_| panic!("no key lies here")).unwrap();
     }
 
     #[test]
@@ -362,6 +425,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn keys_that_are_sorted_later_are_what_they_were_then_and_what_became_of_them_since() {
+        let set = OrderedKeys::default();
+        set.postpone();
+        assert!(set.are_unsorted());
+        assert_eq!(set.chunk_after(Unbounded, Unbounded, 9, &mut KeyChunk::default()), Err(Unsorted));
+        ["b", "new", "back", "gone"].iter().for_each(|key| set.insert(key.as_bytes()));
+        ["a", "back", "gone", "never"].iter().for_each(|key| set.remove(key.as_bytes()));
+        set.insert(b"back");
+        let mut then = UnorderedKeys::default();
+        ["c", "b", "a"].iter().for_each(|key| then.insert(key.as_bytes()));
+        set.catch_up(then);
+        assert_eq!(after(&set, Unbounded, Unbounded, 9), "b back c new");
+        set.insert(b"d");
+        set.catch_up(UnorderedKeys::default());
+        assert_eq!(after(&set, Unbounded, Unbounded, 9), "b back c d new", "once is enough");
+    }
+
     fn bound() -> impl Strategy<Value = Bound<Vec<u8>>> {
         let key = || prop::collection::vec(0..3u8, 0..4);
         prop_oneof![key().prop_map(Included), key().prop_map(Excluded), Just(Unbounded)]
@@ -373,13 +454,15 @@ mod tests {
             steps in prop::collection::vec(0..3000u32, 0..2000), settle_at in prop::option::of(0..2000usize),
         ) {
             let (set, filled) = (OrderedKeys::default(), OrderedKeys::default());
-            let mut keys = UnorderedKeys::default();
+            let (mut keys, mut there) = (UnorderedKeys::default(), BTreeSet::new());
             for (at, step) in steps.iter().enumerate() {
                 // Few keys, so that they come and go; short and long ones.
                 let key = vec![b'k'; (step % 40) as usize];
-                if set.insert(&key) {
+                if there.insert(key.clone()) {
+                    set.insert(&key);
                     keys.insert(&key);
                 } else {
+                    there.remove(&key);
                     set.remove(&key);
                     keys.remove(&key);
                 }
@@ -389,8 +472,8 @@ mod tests {
             }
             filled.fill(keys);
             let (mut want, mut got) = (KeyChunk::default(), KeyChunk::default());
-            set.chunk_after(Unbounded, Unbounded, usize::MAX, &mut want);
-            filled.chunk_after(Unbounded, Unbounded, usize::MAX, &mut got);
+            set.chunk_after(Unbounded, Unbounded, usize::MAX, &mut want).unwrap();
+            filled.chunk_after(Unbounded, Unbounded, usize::MAX, &mut got).unwrap();
             prop_assert_eq!(text(&got), text(&want));
         }
 
@@ -400,7 +483,7 @@ mod tests {
             from in bound(), to in bound(), limit in 1..5usize,
         ) {
             let set = OrderedKeys::default();
-            keys.iter().for_each(|key| assert!(set.insert(key)));
+            keys.iter().for_each(|key| set.insert(key));
             let above = |key: &[u8]| match &from {
                 Included(from) => key >= &from[..], Excluded(from) => key > &from[..], Unbounded => true,
             };
@@ -412,7 +495,8 @@ mod tests {
 
             let (mut got, mut start) = (Vec::new(), from.clone());
             loop {
-                set.chunk_after(start.as_ref().map(|k| &k[..]), to.as_ref().map(|k| &k[..]), limit, &mut chunk);
+                let (from, to) = (start.as_ref().map(|k| &k[..]), to.as_ref().map(|k| &k[..]));
+                set.chunk_after(from, to, limit, &mut chunk).unwrap();
                 got.extend(chunk.iter().map(<[u8]>::to_vec));
                 let Some(last) = chunk.last() else { break };
                 start = Excluded(last.to_vec());
@@ -421,7 +505,8 @@ mod tests {
 
             let (mut got, mut end) = (Vec::new(), to.clone());
             loop {
-                set.chunk_before(from.as_ref().map(|k| &k[..]), end.as_ref().map(|k| &k[..]), limit, &mut chunk);
+                let (from, to) = (from.as_ref().map(|k| &k[..]), end.as_ref().map(|k| &k[..]));
+                set.chunk_before(from, to, limit, &mut chunk).unwrap();
                 got.extend(chunk.iter().map(<[u8]>::to_vec));
                 let Some(last) = chunk.last() else { break };
                 end = Excluded(last.to_vec());

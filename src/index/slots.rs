@@ -12,7 +12,7 @@
 //! Read next: `table.rs`.
 #![allow(unsafe_code)]
 
-use super::table::{Place, Table};
+use super::table::{Place, TAG_BITS, Table};
 use crate::sync::{Arc, AtomicUsize, Ordering};
 use crossbeam_epoch::{self as epoch, Atomic, Guard, Owned, Shared};
 use std::fmt;
@@ -117,14 +117,37 @@ impl Slots {
         let guard = &epoch::pin();
         let directory = self.directory(guard);
         let mut bytes = size_of::<Directory>() + size_of_val(&*directory.tables);
+        self.each_table(guard, |table| bytes += table.heap_bytes());
+        bytes
+    }
+
+    /// Shows the place of every entry that is there before the call and stays; of one that is repointed
+    /// meanwhile, the old or the new place.
+    pub fn each_place(&self, guard: &Guard, mut each: impl FnMut(Place)) {
+        self.each_table(guard, |table| table.places().for_each(&mut each));
+    }
+
+    /// Shows each table as bytes, in the order of the hash, with its depth. Nobody writes meanwhile.
+    pub fn save(&self, mut each: impl FnMut(u32, &[u8])) {
+        let mut bytes = Vec::new();
+        self.each_table(&epoch::pin(), |table| {
+            bytes.clear();
+            table.save(&mut bytes);
+            each(table.depth, &bytes);
+        });
+    }
+
+    fn each_table<'g>(&self, guard: &'g Guard, mut each: impl FnMut(&'g Table)) {
+        let directory = self.directory(guard);
         let mut n = 0;
         while n < directory.tables.len() {
             // SAFETY: as in `table`.
             let table = unsafe { directory.tables[n].load(Ordering::Acquire, guard).deref() };
-            bytes += table.heap_bytes();
-            n += 1 << directory.depth.saturating_sub(table.depth);
+            each(table);
+            // To where it ends: two tables that were merged meanwhile may be met in their middle.
+            let entries = 1 << directory.depth.saturating_sub(table.depth);
+            n = (n & !(entries - 1)) + entries;
         }
-        bytes
     }
 }
 
@@ -160,6 +183,45 @@ pub(crate) struct SlotsWriter(Arc<Slots>);
 pub(crate) fn slots() -> (Arc<Slots>, SlotsWriter) {
     let slots = Arc::new(Slots::new());
     (Arc::clone(&slots), SlotsWriter(slots))
+}
+
+/// A table that was saved.
+pub(crate) struct SavedTable(Box<Table>);
+
+impl SavedTable {
+    /// The table in `bytes`, without the entries in segments that `keeps` does not know.
+    pub fn load(depth: u32, bytes: &[u8], keeps: impl Fn(u32) -> bool) -> Option<Self> {
+        Table::load(depth, bytes, keeps).map(SavedTable)
+    }
+}
+
+/// The index that was saved as these tables; `None` if they are not one index.
+pub(crate) fn saved_slots(tables: Vec<SavedTable>) -> Option<(Arc<Slots>, SlotsWriter)> {
+    let depth = tables.iter().map(|table| table.0.depth).max().filter(|&depth| depth <= TAG_BITS)?;
+    let len = tables.iter().map(|table| table.0.len()).sum();
+    // Each table stands at a multiple of its share, and all together fill the directory.
+    let mut end = 0;
+    for SavedTable(table) in &tables {
+        let share = 1 << (depth - table.depth);
+        if end % share != 0 {
+            return None;
+        }
+        end += share;
+    }
+    if end != 1 << depth {
+        return None;
+    }
+    let mut directory: Vec<Atomic<Table>> = Vec::with_capacity(end);
+    // SAFETY: nothing of this index is shared yet, so nothing needs a guard.
+    let guard = unsafe { epoch::unprotected() };
+    for SavedTable(table) in tables {
+        let share = 1 << (depth - table.depth);
+        let table = Owned::<Table>::from(table).into_shared(guard);
+        directory.extend(std::iter::repeat_with(|| Atomic::from(table)).take(share));
+    }
+    let directory = Atomic::new(Directory { depth, tables: directory.into() });
+    let slots = Arc::new(Slots { directory, len: AtomicUsize::new(len) });
+    Some((Arc::clone(&slots), SlotsWriter(slots)))
 }
 
 impl SlotsWriter {
@@ -364,12 +426,58 @@ mod tests {
             for &(hash, place) in &model {
                 by_tag.entry(hash >> 44).or_default().insert(place);
             }
+            check_saved(&slots, &model)?;
             for &(hash, place) in &model {
                 let found = places(&slots, hash);
                 prop_assert!(found.contains(&place), "{:x} {:?} is lost", hash, place);
                 prop_assert!(found.is_subset(&by_tag[&(hash >> 44)]), "a removed place is offered");
             }
         }
+    }
+
+    /// What is saved and read again is the same index, or the same without the segments that are gone; and both
+    /// can be written on.
+    fn check_saved(slots: &Slots, model: &[(u64, Place)]) -> Result<(), TestCaseError> {
+        let is_even = |segment: u32| segment.is_multiple_of(2);
+        for keeps in [|_| true, is_even] {
+            let mut tables = Vec::new();
+            slots.save(|depth, bytes| tables.push(SavedTable::load(depth, bytes, keeps).unwrap()));
+            let (saved, mut writer) = saved_slots(tables).unwrap();
+            let left: Vec<_> = model.iter().filter(|(_, place)| keeps(place.segment)).collect();
+            prop_assert_eq!(saved.len(), left.len());
+            for &(hash, place) in model {
+                prop_assert_eq!(holds(&saved, hash, place), keeps(place.segment), "{:x} {:?}", hash, place);
+            }
+            let mut shown: Vec<_> = Vec::new();
+            saved.each_place(&epoch::pin(), |place| shown.push(place.pack()));
+            let mut want: Vec<_> = left.iter().map(|(_, place)| place.pack()).collect();
+            shown.sort_unstable();
+            want.sort_unstable();
+            prop_assert_eq!(shown, want);
+            (0..300).for_each(|n| writer.insert(mix(n), Place { segment: 77_777, offset: 5000 + n as u32 }));
+            left.iter().for_each(|&&(hash, place)| assert!(writer.remove(hash, place)));
+            prop_assert_eq!(saved.len(), 300);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn tables_that_are_not_one_index_are_refused() {
+        let (slots, mut writer) = slots();
+        (0..10_000).for_each(|n| writer.insert(mix(n.into()), place(n)));
+        let mut all = Vec::new();
+        slots.save(|depth, bytes| all.push((depth, bytes.to_vec())));
+        assert!(all.len() > 2);
+        let load = |tables: &[(u32, Vec<u8>)]| {
+            let loaded =
+                tables.iter().map(|(depth, bytes)| SavedTable::load(*depth, bytes, |_| true).unwrap());
+            saved_slots(loaded.collect()).is_some()
+        };
+        assert!(load(&all) && !load(&all[1..]) && !load(&all[..1]) && !load(&[]));
+        all[0].0 = 40;
+        assert!(!load(&all));
+        assert!(SavedTable::load(0, &all[1].1[1..], |_| true).is_none(), "a byte is missing");
+        assert!(SavedTable::load(0, &all[1].1[..600], |_| true).is_none(), "entries are missing");
     }
 
     #[test]

@@ -37,6 +37,8 @@ const _: () = assert!(TAG_SHIFT + TAG_BITS == 64);
 const LINE_SLOTS: usize = 8;
 const LINE_BITS: u32 = 9;
 const LINES: usize = 1 << LINE_BITS;
+/// In front of the entries of a saved table: which slots of each line hold one, and which lines were full.
+const SAVED_HEAD_BYTES: usize = LINES + LINES / 8;
 /// Below this many entries two full lines are a matter of equal hashes, not of load: spill.
 const SPLIT_MIN: usize = LINES * LINE_SLOTS / 2;
 /// Two tables with at most so many entries each become one: far from where it would split again.
@@ -251,7 +253,7 @@ impl Table {
 
     /// Whether so few entries are left that two such tables are one with room to grow.
     pub(super) fn is_sparse(&self) -> bool {
-        self.used.load(Ordering::Relaxed) + self.spilled.load(Ordering::Relaxed) <= MERGE_MAX
+        self.len() <= MERGE_MAX
     }
 
     fn spill(&self, word: u64) {
@@ -321,6 +323,56 @@ impl Table {
             }
         }
         table
+    }
+
+    /// Appends what a saved table is: see `docs/format.md`, "Index file".
+    pub(super) fn save(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.resize(start + SAVED_HEAD_BYTES, 0);
+        for (n, line) in self.lines.iter().enumerate() {
+            for (slot, word) in line.words().enumerate().filter(|&(_, word)| is_entry(word)) {
+                out[start + n] |= 1 << slot;
+                out.extend_from_slice(&word.to_le_bytes());
+            }
+            out[start + LINES + n / 8] |= u8::from(!line.is_open()) << (n % 8);
+        }
+        let spilled = self.in_spill().flat_map(Line::words).filter(|&word| is_entry(word));
+        spilled.for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
+    }
+
+    /// The table that was saved, without the entries in segments that `keeps` does not know. `None`: the bytes
+    /// are no table.
+    pub(super) fn load(depth: u32, bytes: &[u8], keeps: impl Fn(u32) -> bool) -> Option<Box<Self>> {
+        let (head, words) = bytes.split_at_checked(SAVED_HEAD_BYTES)?;
+        let (occupied, full) = head.split_at(LINES);
+        let (words, &[]) = words.as_chunks::<8>() else { return None };
+        let mut words = words.iter().map(|bytes| u64::from_le_bytes(*bytes));
+        let table = Table::new(depth);
+        let mut used = 0;
+        for (n, line) in table.lines.iter().enumerate() {
+            let rest = if full[n / 8] >> (n % 8) & 1 == 1 { VACATED } else { EMPTY };
+            for (slot, place) in line.0.iter().enumerate() {
+                let word = if occupied[n] >> slot & 1 == 1 { words.next()? } else { rest };
+                let stays = is_entry(word) && keeps(Place::unpack(word).segment);
+                // Relaxed, as nobody sees the table yet.
+                place.store(if stays { word } else { rest }, Ordering::Relaxed);
+                used += usize::from(stays);
+            }
+        }
+        table.used.store(used, Ordering::Relaxed);
+        words.filter(|&word| keeps(Place::unpack(word).segment)).for_each(|word| table.spill(word));
+        Some(table)
+    }
+
+    /// How many entries there are.
+    pub(super) fn len(&self) -> usize {
+        self.used.load(Ordering::Relaxed) + self.spilled.load(Ordering::Relaxed)
+    }
+
+    /// The place of every entry.
+    pub(super) fn places(&self) -> impl Iterator<Item = Place> {
+        let all = self.lines.iter().chain(self.in_spill()).flat_map(Line::words);
+        all.filter(|&word| is_entry(word)).map(Place::unpack)
     }
 
     pub(super) fn heap_bytes(&self) -> usize {

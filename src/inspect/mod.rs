@@ -66,6 +66,8 @@ pub enum FaultKind {
     Value,
     /// A key table; opening reads the segment instead.
     KeyTable,
+    /// The index file; opening reads the log instead.
+    Index,
     /// The seal of a segment.
     Seal,
     /// Segments do not follow each other as they say.
@@ -81,7 +83,7 @@ pub enum FaultKind {
 impl FaultKind {
     /// Whether a store with faults of this kind alone opens, as whole as it was.
     pub fn is_harmless(self) -> bool {
-        matches!(self, FaultKind::StoreCopy | FaultKind::KeyTable)
+        matches!(self, FaultKind::StoreCopy | FaultKind::KeyTable | FaultKind::Index)
     }
 }
 

@@ -6,6 +6,8 @@ use crate::format::frame::FrameHeader;
 use crate::format::header::{Listed, SEAL_BYTES, Seal, SegmentHeader, StoreBlock};
 use crate::format::salt::Salt;
 use crate::format::{HEADER_BYTES, name};
+use crate::index::saved_slots;
+use crate::index_file::{IndexFile, Known};
 use crate::log::list::second_copy;
 use crate::log::scan::{Start, evidence, has_frames, scan};
 use crate::storage::{Access, File, Storage};
@@ -74,6 +76,7 @@ pub(crate) fn survey(storage: &dyn Storage) -> Result<Survey> {
                 survey.listed(storage, &block, listed)?;
             }
             survey.unlisted(storage, &block, &names);
+            survey.index(storage, &block);
         }
         None => survey.guess(storage, &names)?,
     }
@@ -229,6 +232,27 @@ impl Survey {
             self.stray = self.stray.max(Some((id, lsn)));
         }
         Ok(())
+    }
+
+    /// Every byte of the index file, and whether it is one of these segments.
+    fn index(&mut self, storage: &dyn Storage, block: &StoreBlock) {
+        let Some(file) = IndexFile::open(storage, block) else { return };
+        let known = self.segments.iter().filter_map(|segment| {
+            let (header, _) = segment.header?;
+            let listed = *block.segments.iter().find(|listed| listed.segment == segment.id)?;
+            // One without a seal is a fault, or behind the index.
+            Some((listed, header.before.lsn, Some(segment.seal?.end)))
+        });
+        let known: Vec<Known> = known.collect();
+        let checked = file.and_then(|file| {
+            self.bytes += file.len();
+            file.check_segments(&known)?;
+            let tables = file.tables(false, |_| true)?;
+            saved_slots(tables).map(drop).ok_or("its tables are not one index".to_owned())
+        });
+        if let Err(what) = checked {
+            self.faults.add(FaultKind::Index, &name::index(block.index), 0, None, what);
+        }
     }
 
     /// Segments that STORE does not list: newer than it, left over, or somebody else's.

@@ -79,12 +79,17 @@ impl List {
             Some((capacity, block)) => (capacity, Some(block)),
             None => ((bytes.len() / 2).next_power_of_two().max(STORE_COPY_BYTES), None),
         };
+        let generation = |copy: &Option<StoreBlock>| copy.as_ref().map_or(0, |block| block.generation);
+        let stale = usize::from(generation(&first) > generation(&second));
         let newest = first.into_iter().chain(second).max_by_key(|block| block.generation);
         let Some(block) = newest else {
             return Err(Error::corrupt(name::STORE, 0, "both copies of the segment list are damaged"));
         };
         let name = name::STORE;
-        Ok(Some((List { storage, file, name, block, capacity, first: 0, failed: false, written: 0 }, damage)))
+        Ok(Some((
+            List { storage, file, name, block, capacity, first: stale, failed: false, written: 0 },
+            damage,
+        )))
     }
 
     pub fn block(&self) -> &StoreBlock {

@@ -1,6 +1,6 @@
 //! Where segments come from: spare ones, made of zeros and listed ahead of need.
 //!
-//! Promises that a spare was written with zeros, synced, named in its synced directory and listed in
+//! Promises that a spare reads as zeros, was synced, named in its synced directory and listed in
 //! `STORE` before anyone gets it, and that two of them are kept back for what must go on when the
 //! disk is full: deletes, raises, grants, floors. Never runs on the path of a write that finds a spare.
 //!
@@ -16,7 +16,7 @@ use crate::format::{HEADER_BYTES, name};
 use crate::options::{MAX_SEGMENT_BYTES, Options};
 use crate::storage::{Access, File, Storage};
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering};
-use crate::types::SegmentId;
+use crate::types::{Lsn, SegmentId};
 use std::io;
 
 /// Spares that only privileged ops may take.
@@ -26,6 +26,8 @@ const SEGMENTS: u64 = 96;
 /// Beyond the reserve, at most so many retired segments wait to be used again.
 const RECYCLED: usize = 4;
 const MIN_FOLLOWING_BYTES: u64 = 1 << 20;
+/// Groups from here on are a bulk load: its segments are not written with zeros first.
+const BULK_BYTES: u64 = 256 << 10;
 
 /// Who asks for a spare.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,6 +80,8 @@ pub(crate) struct Pool {
     list_written: AtomicU64,
     /// How many segments are listed.
     segments: AtomicU64,
+    /// The mean of what the last groups wrote.
+    group_bytes: AtomicU64,
     /// Why the last attempt to make a segment failed, until one succeeds.
     trouble: Mutex<Option<Error>>,
 }
@@ -129,6 +133,7 @@ impl Pool {
             zeros: AtomicU64::new(0),
             list_written: AtomicU64::new(0),
             segments,
+            group_bytes: AtomicU64::new(0),
             trouble: Mutex::new(None),
         }
     }
@@ -142,6 +147,12 @@ impl Pool {
         }
         let at = ready.iter().position(|spare| spare.listed.bytes >= bytes)?;
         Some(ready.remove(at))
+    }
+
+    /// Whether [`Pool::take`] finds one.
+    pub fn has_spare(&self, bytes: u32, need: Need) -> bool {
+        let ready = self.ready.lock();
+        ready.len() > need.keeps_back() && ready.iter().any(|spare| spare.listed.bytes >= bytes)
     }
 
     /// Takes back a spare in which nothing was written. Quick: called under the tail lock.
@@ -241,10 +252,25 @@ impl Pool {
         Ok(())
     }
 
+    /// Notes how many bytes were made durable at once.
+    pub fn note_group(&self, bytes: u64) {
+        let before = self.group_bytes.load(Ordering::Relaxed);
+        self.group_bytes.store(before - before / 8 + bytes / 8, Ordering::Relaxed);
+    }
+
+    /// Whether so much is written at once that writing it twice costs more than what a sync of a file that was
+    /// only reserved costs on top.
+    fn is_bulk(&self, segment_bytes: u32) -> bool {
+        self.group_bytes.load(Ordering::Relaxed) >= BULK_BYTES.min(segment_bytes as u64 / 4)
+    }
+
     fn make_file(&self, file_name: &str, bytes: u32) -> io::Result<Arc<dyn File>> {
         let file = self.storage.open(file_name, Access::Create)?;
-        file.write_zeros(bytes as u64)?;
-        self.zeros.fetch_add(bytes as u64, Ordering::Relaxed);
+        let is_reserved = self.is_bulk(bytes) && file.reserve(bytes as u64)?;
+        if !is_reserved {
+            file.write_zeros(bytes as u64)?;
+            self.zeros.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
         file.sync_data()?;
         self.storage.sync_dir()?;
         Ok(file)
@@ -270,6 +296,14 @@ impl Pool {
                 block.set_bytes(SegmentId(segment), bytes);
             }
         })?;
+        self.note_list(&list);
+        Ok(())
+    }
+
+    /// Names the index file that counts from here on.
+    pub fn note_index(&self, at: Lsn) -> io::Result<()> {
+        let mut list = self.list.lock();
+        list.update(|block| block.index = at)?;
         self.note_list(&list);
         Ok(())
     }

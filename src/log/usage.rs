@@ -23,12 +23,15 @@ pub(crate) struct Used {
     pub id: SegmentId,
     /// Its place in the order of the log: later ones have higher numbers.
     pub order: u64,
-    /// Bytes of all ops, needed or not.
+    /// All ops, needed or not, and their bytes.
+    pub ops: u64,
     pub filled: u64,
     /// Bytes of ops that are needed.
     pub live: u64,
     /// Of these, deletes, grants, marks and releases that compaction carried here.
     pub carried: u64,
+    /// Values that are the newest version of their key.
+    pub keys: u64,
     /// Versions of keys that are not the newest.
     pub dead: u64,
     /// What the file takes, once it is sealed.
@@ -38,6 +41,22 @@ pub(crate) struct Used {
 }
 
 impl Used {
+    /// A segment without ops.
+    pub fn new(id: SegmentId) -> Self {
+        Used {
+            id,
+            order: 0,
+            ops: 0,
+            filled: 0,
+            live: 0,
+            carried: 0,
+            keys: 0,
+            dead: 0,
+            sealed: None,
+            is_done: false,
+        }
+    }
+
     /// Bytes of ops that are not needed. What headers and unused room take is not counted: carrying the rest
     /// elsewhere would take as much there.
     pub fn garbage(&self) -> u64 {
@@ -53,6 +72,11 @@ pub(crate) struct Usage {
     filled: u64,
     live: u64,
     carried: u64,
+    keys: u64,
+    ops: u64,
+    /// The last segment, by its order, that the index file covers, and how many of all ops are covered.
+    covered: u64,
+    covered_ops: u64,
 }
 
 /// What an op counts for while it is the newest of its name.
@@ -94,16 +118,42 @@ impl Usage {
             self.segments.resize(slot + 1, None);
         }
         self.begun += 1;
-        let order = self.begun;
-        self.segments[slot] =
-            Some(Used { id, order, filled: 0, live: 0, carried: 0, dead: 0, sealed: None, is_done: false });
+        self.segments[slot] = Some(Used { order: self.begun, ..Used::new(id) });
     }
 
-    /// An op lies in a segment, needed or not.
-    pub fn fill(&mut self, id: SegmentId, bytes: u32) {
+    /// A segment that an index file covers, as it was counted there.
+    pub fn put_back(&mut self, used: Used) {
+        self.begin(used.id);
+        let order = self.begun;
+        self.segments[Segments::slot(used.id) as usize] = Some(Used { order, ..used });
+        self.filled += used.filled;
+        self.live += used.live;
+        self.carried += used.carried;
+        self.keys += used.keys;
+        self.ops += used.ops;
+        self.covered = order;
+        self.covered_ops += used.ops;
+    }
+
+    /// An index file covers everything up to this segment.
+    pub fn cover(&mut self, id: SegmentId) {
+        let Some(order) = self.get(id).map(|used| used.order) else { return };
+        self.covered = order;
+        self.covered_ops = self.iter().filter(|used| used.order <= order).map(|used| used.ops).sum();
+    }
+
+    /// How many ops the next open has to replay.
+    pub fn uncovered(&self) -> u64 {
+        self.ops - self.covered_ops
+    }
+
+    /// Ops lie in a segment, needed or not.
+    pub fn fill(&mut self, id: SegmentId, ops: u64, bytes: u32) {
         if let Some(used) = self.of(id) {
+            used.ops += ops;
             used.filled += bytes as u64;
             self.filled += bytes as u64;
+            self.ops += ops;
         }
     }
 
@@ -130,11 +180,19 @@ impl Usage {
         }
         let carried = if weight.is_carried { weight.bytes as u64 } else { 0 };
         // A segment that is gone took what it counted with it.
+        let keys = u64::from(!weight.is_carried);
         let Some(used) = self.of(at.segment) else { return };
         used.live = step(used.live, weight.bytes as u64);
         used.carried = step(used.carried, carried);
+        used.keys = step(used.keys, keys);
         self.live = step(self.live, weight.bytes as u64);
         self.carried = step(self.carried, carried);
+        self.keys = step(self.keys, keys);
+    }
+
+    pub fn get(&self, id: SegmentId) -> Option<&Used> {
+        let used = self.segments.get(Segments::slot(id) as usize)?.as_ref()?;
+        (used.id == id).then_some(used)
     }
 
     pub fn of(&mut self, id: SegmentId) -> Option<&mut Used> {
@@ -155,6 +213,11 @@ impl Usage {
         self.filled -= used.filled;
         self.live = self.live.wrapping_sub(used.live);
         self.carried = self.carried.wrapping_sub(used.carried);
+        self.keys = self.keys.wrapping_sub(used.keys);
+        self.ops -= used.ops;
+        if used.order <= self.covered {
+            self.covered_ops -= used.ops;
+        }
         self.segments[Segments::slot(id) as usize] = None;
     }
 
@@ -171,6 +234,11 @@ impl Usage {
     /// Of the needed ones, deletes, grants, marks and releases that compaction carried.
     pub fn carried(&self) -> u64 {
         self.carried
+    }
+
+    /// Keys that have a value.
+    pub fn keys(&self) -> u64 {
+        self.keys
     }
 
     /// Every segment that was begun.
@@ -200,10 +268,10 @@ mod tests {
         usage.remove(at(1), put);
         usage.bury(at(1));
         usage.seal(SegmentId(1), 4096);
-        usage.fill(SegmentId(1), 100);
-        usage.fill(SegmentId(2), 130);
+        usage.fill(SegmentId(1), 1, 100);
+        usage.fill(SegmentId(2), 2, 130);
         assert_eq!(usage.garbage(), 100);
-        assert_eq!((usage.live(), usage.carried()), (130, 30));
+        assert_eq!((usage.live(), usage.carried(), usage.keys()), (130, 30, 1));
         let first = *usage.of(SegmentId(1)).unwrap();
         assert_eq!((first.live, first.dead, first.garbage()), (0, 1, 100));
         usage.forget(SegmentId(2));
@@ -211,5 +279,23 @@ mod tests {
         usage.remove(at(2), mark);
         assert_eq!(usage.live(), 0, "what is gone is not counted twice");
         assert!(first.order < 2 && usage.iter().count() == 1);
+        let second = Used { ops: 3, filled: 130, live: 130, carried: 30, keys: 1, ..Used::new(SegmentId(2)) };
+        usage.put_back(second);
+        assert_eq!((usage.live(), usage.carried(), usage.garbage(), usage.keys()), (130, 30, 100, 1));
+        assert!(usage.of(SegmentId(2)).unwrap().order > first.order);
+    }
+
+    #[test]
+    fn what_an_index_file_covers_is_not_counted_for_the_next_open() {
+        let mut usage = Usage::default();
+        usage.put_back(Used { ops: 3, ..Used::new(SegmentId(2)) });
+        usage.begin(SegmentId(3));
+        usage.fill(SegmentId(3), 4, 10);
+        assert_eq!(usage.uncovered(), 4);
+        usage.forget(SegmentId(2));
+        assert_eq!(usage.uncovered(), 4, "what is covered and gone counts for nothing");
+        usage.cover(SegmentId(3));
+        usage.fill(SegmentId(3), 2, 10);
+        assert_eq!(usage.uncovered(), 2);
     }
 }

@@ -31,11 +31,11 @@ use std::fmt;
 use std::io;
 
 mod disk;
-#[cfg(any(test, feature = "sim", fuzzing))]
+#[cfg(any(test, feature = "testkit", fuzzing))]
 mod sim;
 
 pub use disk::Disk;
-#[cfg(any(test, feature = "sim", fuzzing))]
+#[cfg(any(test, feature = "testkit", fuzzing))]
 pub use sim::{CallKind, Crash, Fault, SimDisk, SyncFailure};
 
 /// How a file is to be opened.
@@ -195,10 +195,21 @@ pub trait File: Send + Sync + fmt::Debug + 'static {
         Ok(())
     }
 
+    /// Makes the file `len` bytes long and reserves its blocks, which read as zeros, without writing them
+    /// (`fallocate`). `false`: that is not to be had here, and nothing was done.
+    ///
+    /// # Errors
+    /// As [`File::write_at`].
+    fn reserve(&self, len: u64) -> io::Result<bool> {
+        let _ = len;
+        Ok(false)
+    }
+
     /// Writes zeros over the first `len` bytes, so that every block is allocated and written.
     ///
-    /// `fallocate` is not enough: the first write into an unwritten extent makes the sync that
-    /// covers it commit the file system's journal, which costs as much again as the sync itself.
+    /// [`File::reserve`] is not enough where little is written at once: the first write into an unwritten
+    /// extent makes the sync that covers it commit the file system's journal, which costs as much again as
+    /// the sync itself.
     ///
     /// # Errors
     /// As [`File::write_at`].

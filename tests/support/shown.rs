@@ -8,8 +8,13 @@ use tidewall::{Db, Error, Keyspace, Lsn, ManualClock, OpId, Options, ReadMode, T
 pub const SEGMENT_BYTES: u32 = 16 << 10;
 
 /// Opens the store on a simulated disk. The seed must differ from open to open: lives must. With an odd one
-/// it reads with positioned reads.
+/// it reads with positioned reads; where its second bit is clear it writes index files, all the time.
 pub fn open(disk: &SimDisk, clock: &ManualClock, seed: u64) -> tidewall::Result<Db> {
+    options_of_sim(disk, clock, seed).open("sim")
+}
+
+/// What [`open`] opens with.
+pub fn options_of_sim(disk: &SimDisk, clock: &ManualClock, seed: u64) -> Options {
     Options::new()
         .storage(disk.clone())
         .clock(clock.clone())
@@ -19,7 +24,19 @@ pub fn open(disk: &SimDisk, clock: &ManualClock, seed: u64) -> tidewall::Result<
         // Only when asked for: so that every call takes the lsn that the model says.
         .compaction(false)
         .segment_bytes(SEGMENT_BYTES)
-        .open("sim")
+        .index_every(if seed & 2 == 0 { 1 } else { u64::MAX })
+}
+
+/// Whether a file is an index.
+pub fn is_index(name: &str) -> bool {
+    name.starts_with("INDEX-")
+}
+
+/// The same disk without its index file.
+pub fn without_index(disk: &SimDisk) -> SimDisk {
+    let scanned = disk.kill();
+    scanned.file_names().iter().filter(|name| is_index(name)).for_each(|name| scanned.remove_file(name));
+    scanned
 }
 
 /// Everything a user sees of a keyspace: values with their marks and lsns, and the marks of the fences.

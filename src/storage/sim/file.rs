@@ -96,6 +96,10 @@ impl File for SimFile {
         Ok(())
     }
 
+    fn reserve(&self, len: u64) -> io::Result<bool> {
+        self.set_len(len).map(|()| true)
+    }
+
     fn is_shared(&self) -> io::Result<bool> {
         let mut inner = self.disk.lock_inner();
         inner.begin(self.call(CallKind::IsShared, 0, 0))?;

@@ -58,7 +58,7 @@ use node::{Fate, Node, fold};
 /// A simulated disk: one directory in memory, and others beside it ([`SimDisk::dir`]). Clones are handles on the same disk.
 ///
 /// ```
-/// # #[cfg(feature = "sim")] {
+/// # #[cfg(feature = "testkit")] {
 /// use tidewall::storage::{Access, Crash, SimDisk, Storage};
 ///
 /// let disk = SimDisk::new();

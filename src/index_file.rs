@@ -1,0 +1,272 @@
+//! The index file: what replay makes of the log up to one place, so that the next open begins there.
+//!
+//! One job: bytes of a file to tables and back. The file is a cache: `STORE` names the one that counts, and
+//! whatever is the matter with it costs a scan and a warning. It is read into memory and every byte of it is
+//! verified before anything is believed, for a mark that is missed would let a late writer in.
+//!
+//! Read next: `recover.rs`, which begins there; `refresh.rs`, which writes it.
+
+use crate::format::header::{End, Listed, StoreBlock};
+use crate::format::index::{INDEX_START_BYTES, IndexHead, IndexedSegment, IndexedTable};
+use crate::format::name;
+use crate::index::{SavedTable, Slots, saved_slots};
+use crate::log::segment::Segments;
+use crate::replay::Replay;
+use crate::storage::{Access, File, Storage};
+use crate::sync::Arc;
+use crate::types::{Lsn, SegmentId};
+use std::collections::HashSet;
+use std::io;
+use std::thread;
+
+/// Below this many bytes of tables, threads cost more than they save.
+const MIN_SHARED_BYTES: u64 = 256 << 10;
+/// More than this many threads wait for memory.
+const MAX_THREADS: usize = 4;
+/// Bytes written and synced at once: the syncs of the log come in between.
+const WRITE_BYTES: usize = 1 << 20;
+/// Enough to tell whose a file is.
+const HEAD_BYTES: u64 = 512;
+
+/// Why an index file is not used, for people.
+pub(crate) type Unusable = String;
+
+/// An index file whose head was read and verified.
+pub(crate) struct IndexFile {
+    pub head: IndexHead,
+    file: Arc<dyn File>,
+    /// Where the tables begin.
+    tables_at: u64,
+}
+
+impl IndexFile {
+    /// Opens the one that `STORE` names, if it names one.
+    pub fn open(storage: &dyn Storage, block: &StoreBlock) -> Option<Result<Self, Unusable>> {
+        (block.index > Lsn::ZERO).then(|| Self::try_open(storage, block))
+    }
+
+    fn try_open(storage: &dyn Storage, block: &StoreBlock) -> Result<Self, Unusable> {
+        let file_name = name::index(block.index);
+        let file = storage.open(&file_name, Access::Read).map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => "it is missing".to_owned(),
+            _ => e.to_string(),
+        })?;
+        let len = file.len().map_err(|e| e.to_string())?;
+        let start = read(&*file, 0, len.min(INDEX_START_BYTES as u64))?;
+        let head_len = match IndexHead::len(&start, &file_name) {
+            Ok(head_len) => head_len.filter(|&head_len| head_len <= len).ok_or("its head is damaged")?,
+            Err(_) => return Err("it is of another version".to_owned()),
+        };
+        let head = IndexHead::decode(&read(&*file, 0, head_len)?).ok_or("its head is damaged")?;
+        if head.store_id != block.store_id || head.bound.lsn != block.index {
+            return Err("it belongs to another store or place".to_owned());
+        }
+        let tables: u64 = head.tables.iter().map(|table| u64::from(table.bytes)).sum();
+        if len - head_len < tables {
+            return Err("it is cut".to_owned());
+        }
+        Ok(IndexFile { head, file, tables_at: head_len })
+    }
+
+    /// Bytes of the whole file.
+    pub fn len(&self) -> u64 {
+        self.tables_at + self.head.tables.iter().map(|table| u64::from(table.bytes)).sum::<u64>()
+    }
+
+    /// Which of the segments it was made of are there. Each that is there and in front of its place must be one of
+    /// them, and have ended as it says.
+    pub fn check_segments(&self, found: &[Known]) -> Result<Vec<bool>, Unusable> {
+        let mut there = vec![false; self.head.segments.len()];
+        for (listed, _, end) in found.iter().filter(|(_, before, _)| *before < self.head.bound.lsn) {
+            let same = |known: &IndexedSegment| known.life == listed.life && Some(known.end) == *end;
+            let at = self.head.segments.iter().position(same);
+            let at = at.ok_or_else(|| format!("{} is not as it says", name::segment(listed.segment)))?;
+            there[at] = true;
+        }
+        Ok(there)
+    }
+
+    /// Reads and verifies all tables, without the entries in segments that `keeps` does not know.
+    pub fn tables(
+        &self,
+        may_start_threads: bool,
+        keeps: impl Fn(u32) -> bool + Sync,
+    ) -> Result<Vec<SavedTable>, Unusable> {
+        let bytes = self.len() - self.tables_at;
+        let cores = || thread::available_parallelism().map_or(1, |all| all.get());
+        let is_large = may_start_threads && bytes >= MIN_SHARED_BYTES;
+        let threads = if is_large { cores().min(MAX_THREADS) } else { 1 };
+        let tables = &self.head.tables;
+        let share = tables.len().div_ceil(threads).max(1);
+        let mut at = self.tables_at;
+        let shares: Vec<(u64, &[IndexedTable])> = tables
+            .chunks(share)
+            .map(|tables| {
+                let from = at;
+                at += tables.iter().map(|table| u64::from(table.bytes)).sum::<u64>();
+                (from, tables)
+            })
+            .collect();
+        if threads == 1 {
+            let loaded: Result<Vec<_>, _> =
+                shares.iter().map(|&(from, tables)| self.load(from, tables, &keeps)).collect();
+            return Ok(loaded?.into_iter().flatten().collect());
+        }
+        self.load_on_threads(&shares, &keeps)
+    }
+
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "threads that end before opening does, and not in simulations"
+    )]
+    fn load_on_threads(
+        &self,
+        shares: &[(u64, &[IndexedTable])],
+        keeps: &(impl Fn(u32) -> bool + Sync),
+    ) -> Result<Vec<SavedTable>, Unusable> {
+        thread::scope(|scope| {
+            let mut threads = Vec::with_capacity(shares.len());
+            for &(from, tables) in shares {
+                let load = move || self.load(from, tables, keeps);
+                let named = thread::Builder::new().name("tidewall-read".to_owned());
+                threads.push(named.spawn_scoped(scope, load).map_err(|e| e.to_string())?);
+            }
+            let mut all = Vec::with_capacity(self.head.tables.len());
+            for thread in threads {
+                all.extend(thread.join().map_err(|_| "reading it panicked")??);
+            }
+            Ok(all)
+        })
+    }
+
+    fn load(
+        &self,
+        mut from: u64,
+        tables: &[IndexedTable],
+        keeps: &impl Fn(u32) -> bool,
+    ) -> Result<Vec<SavedTable>, Unusable> {
+        let mut loaded = Vec::with_capacity(tables.len());
+        let mut bytes = Vec::new();
+        for table in tables {
+            bytes.resize(table.bytes as usize, 0);
+            self.file.read_exact_at(&mut bytes, from).map_err(|e| e.to_string())?;
+            if crc32fast::hash(&bytes) != table.checksum {
+                return Err(format!("it is damaged behind byte {from}"));
+            }
+            let table = SavedTable::load(u32::from(table.depth), &bytes, keeps);
+            loaded.push(table.ok_or_else(|| format!("it makes no sense behind byte {from}"))?);
+            from += bytes.len() as u64;
+        }
+        Ok(loaded)
+    }
+}
+
+fn read(file: &dyn File, from: u64, len: u64) -> Result<Vec<u8>, Unusable> {
+    let mut bytes = vec![0; len as usize];
+    file.read_exact_at(&mut bytes, from).map_err(|e| e.to_string())?;
+    Ok(bytes)
+}
+
+/// A segment that is there, the lsn in front of it, and how it ended, if it is sealed.
+pub(crate) type Known = (Listed, Lsn, Option<End>);
+
+/// The state in an index file, without what lies in segments that are gone.
+///
+/// # Errors
+/// Why it is of no use here.
+pub(crate) fn replay_on(
+    file: IndexFile,
+    block: &StoreBlock,
+    found: &[Known],
+    may_start_threads: bool,
+) -> Result<Replay, Unusable> {
+    let there = file.check_segments(found)?;
+    let gone = |at: usize| SegmentId(file.head.segments[at].end.segment);
+    let mut gone = (0..there.len()).filter(|&at| !there[at]).map(gone).peekable();
+    let all = gone.peek().is_none();
+    // Entries name the slot of a segment. In that of one that is gone there must be no other.
+    let slots: HashSet<u32> = block.segments.iter().map(|listed| Segments::slot(listed.segment)).collect();
+    if gone.any(|id| slots.contains(&Segments::slot(id))) {
+        return Err("too many segments were begun since".to_owned());
+    }
+    let ids: HashSet<SegmentId> = (0..there.len())
+        .filter(|&at| there[at])
+        .map(|at| SegmentId(file.head.segments[at].end.segment))
+        .collect();
+    let kept = Bits::of(ids.iter().map(|&id| Segments::slot(id)));
+    let tables = match all {
+        true => file.tables(may_start_threads, |_| true)?,
+        false => file.tables(may_start_threads, |slot| kept.holds(slot))?,
+    };
+    let slots = saved_slots(tables).ok_or("its tables are not one index")?;
+    Ok(Replay::on(block, file.head, slots, |id| ids.contains(&id)))
+}
+
+/// A set of small numbers that is asked very often.
+struct Bits(Vec<u64>);
+
+impl Bits {
+    fn of(numbers: impl Iterator<Item = u32>) -> Self {
+        let mut bits = Vec::new();
+        for number in numbers {
+            let word = number as usize / 64;
+            bits.resize(bits.len().max(word + 1), 0);
+            bits[word] |= 1 << (number % 64);
+        }
+        Bits(bits)
+    }
+
+    fn holds(&self, number: u32) -> bool {
+        self.0.get(number as usize / 64).is_some_and(|word| word >> (number % 64) & 1 == 1)
+    }
+}
+
+/// Writes the file of this head and these tables, synced and named in its synced directory; answers its length.
+/// It counts once `STORE` names it.
+///
+/// # Errors
+/// The failure of the disk; nothing is left of the file, as far as that can be done.
+pub(crate) fn write(storage: &dyn Storage, mut head: IndexHead, slots: &Slots) -> io::Result<u64> {
+    let file_name = name::index(head.bound.lsn);
+    // One that an earlier attempt left: it was never named. Somebody else's stays, and this fails.
+    if is_ours(storage, &file_name, &head.store_id) {
+        storage.remove(&file_name)?;
+    }
+    slots.save(|depth, bytes| {
+        let (depth, len) = (depth as u8, bytes.len() as u32);
+        head.tables.push(IndexedTable { depth, bytes: len, checksum: crc32fast::hash(bytes) });
+    });
+    let written = try_write(storage, &file_name, &head, slots);
+    if written.is_err() {
+        // What cannot be removed now goes at the next open.
+        let _ = storage.remove(&file_name);
+    }
+    written
+}
+
+/// Whether a file is an index of this store, or was to become one: only then may it be removed.
+pub(crate) fn is_ours(storage: &dyn Storage, file_name: &str, store_id: &[u8; 16]) -> bool {
+    let Ok(file) = storage.open(file_name, Access::Read) else { return false };
+    let head = file.len().map_err(|e| e.to_string()).and_then(|len| read(&*file, 0, len.min(HEAD_BYTES)));
+    head.is_ok_and(|head| head.iter().all(|&byte| byte == 0) || IndexHead::belongs_to(&head, store_id))
+}
+
+fn try_write(storage: &dyn Storage, file_name: &str, head: &IndexHead, slots: &Slots) -> io::Result<u64> {
+    let file = storage.open(file_name, Access::Create)?;
+    let mut buffer = head.encode();
+    let mut at = 0;
+    let mut written = Ok(());
+    slots.save(|_, bytes| {
+        buffer.extend_from_slice(bytes);
+        if written.is_ok() && buffer.len() >= WRITE_BYTES {
+            written = file.write_all_at(&buffer, at).and_then(|()| file.sync_data());
+            at += buffer.len() as u64;
+            buffer.clear();
+        }
+    });
+    written?;
+    file.write_all_at(&buffer, at)?;
+    file.sync_data()?;
+    storage.sync_dir()?;
+    Ok(at + buffer.len() as u64)
+}
