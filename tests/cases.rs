@@ -273,36 +273,36 @@ mod trap {
     use std::sync::atomic::{AtomicBool, Ordering};
     use tidewall::storage::{Access, File, Mapping, SimDisk, Storage};
 
-    /// A disk that panics in the first sync after it was armed.
+    /// What a value holds whose sync panics.
+    pub const BAIT: &[u8] = b"on its way";
+
+    /// A disk that panics in the sync of a file into which the bait was written.
     #[derive(Clone, Debug)]
-    pub struct Trap {
-        pub disk: SimDisk,
-        pub armed: Arc<AtomicBool>,
-    }
+    pub struct Trap(pub SimDisk);
 
     impl Storage for Trap {
         fn lock(&self, name: &str) -> io::Result<Box<dyn Send + Sync>> {
-            self.disk.lock(name)
+            self.0.lock(name)
         }
 
         fn open(&self, name: &str, access: Access) -> io::Result<Arc<dyn File>> {
-            Ok(Arc::new(TrapFile(self.disk.open(name, access)?, self.armed.clone())))
+            Ok(Arc::new(TrapFile(self.0.open(name, access)?, AtomicBool::new(false))))
         }
 
         fn list(&self) -> io::Result<Vec<String>> {
-            self.disk.list()
+            self.0.list()
         }
 
         fn remove(&self, name: &str) -> io::Result<()> {
-            self.disk.remove(name)
+            self.0.remove(name)
         }
 
         fn rename(&self, from: &str, to: &str) -> io::Result<()> {
-            self.disk.rename(from, to)
+            self.0.rename(from, to)
         }
 
         fn sync_dir(&self) -> io::Result<()> {
-            self.disk.sync_dir()
+            self.0.sync_dir()
         }
 
         fn describe(&self) -> String {
@@ -311,7 +311,7 @@ mod trap {
     }
 
     #[derive(Debug)]
-    struct TrapFile(Arc<dyn File>, Arc<AtomicBool>);
+    struct TrapFile(Arc<dyn File>, AtomicBool);
 
     impl File for TrapFile {
         fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
@@ -319,6 +319,9 @@ mod trap {
         }
 
         fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
+            if buf.windows(BAIT.len()).any(|bytes| bytes == BAIT) {
+                self.1.store(true, Ordering::Release);
+            }
             self.0.write_at(buf, offset)
         }
 
@@ -347,17 +350,11 @@ fn a_panic_in_the_disk_leaves_nobody_waiting() {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     let disk = tidewall::storage::SimDisk::new();
     for threads in [false, true] {
-        let trap = trap::Trap { disk: disk.clone(), armed: Default::default() };
-        let options = Options::new().storage(trap.clone());
+        let options = Options::new().storage(trap::Trap(disk.clone()));
         let db = if threads { options } else { options.without_threads() }.open("trap").unwrap();
         let ks = rows(&db);
         ks.put(token(1), b"a", b"before").unwrap();
-        // The thread that makes spares syncs as well, and is not meant: let it have nothing to do.
-        while threads && db.stats().spares < 3 {
-            std::thread::yield_now();
-        }
-        trap.armed.store(true, std::sync::atomic::Ordering::Release);
-        let waiting = ks.submit_put(token(1), b"b", b"on its way").unwrap();
+        let waiting = ks.submit_put(token(1), b"b", trap::BAIT).unwrap();
         let answer = catch_unwind(AssertUnwindSafe(|| waiting.wait()));
         if threads {
             assert_err!(answer.expect("the thread of the store panicked"), Error::Indeterminate { .. });

@@ -118,6 +118,23 @@ fn a_lease_is_kept_alive_up_to_its_longest_hold_and_not_beyond() {
     assert!(store.jobs.lease(b"f").acquire().is_ok());
 }
 
+/// Redisson 3521: no renewal promises more than what was asked for.
+#[test]
+fn a_lease_is_never_renewed_beyond_its_longest_hold() {
+    let store = store();
+    let lease = store.jobs.lease(b"f").ttl(ms(90)).acquire().unwrap();
+    lease.keep_alive(ms(200)).unwrap();
+    let mut renewals = store.db.stats().renewals;
+    for step in 1..=16u64 {
+        store.clock.advance(ms(10));
+        if step % 4 == 0 {
+            eventually(|| store.db.stats().renewals > renewals);
+            renewals = store.db.stats().renewals;
+        }
+        assert!(ms(10 * step) + lease.remaining() <= ms(200), "after {step} steps");
+    }
+}
+
 #[test]
 fn keeping_alive_ends_with_the_lease_however_that_ends() {
     let store = store();

@@ -136,10 +136,8 @@ fn has_let(expr: &Expr) -> bool {
 }
 
 fn is_test(attributes: &[syn::Attribute]) -> bool {
-    attributes.iter().any(|attribute| {
-        let text = quote::ToTokens::to_token_stream(attribute).to_string();
-        text.contains("test") || text.contains("must_use") && false
-    })
+    let is_one = |attribute| quote::ToTokens::to_token_stream(attribute).to_string().contains("test");
+    attributes.iter().any(is_one)
 }
 
 /// What stands in place of an operator.
@@ -260,21 +258,14 @@ impl<'ast> Visit<'ast> for Finder<'_> {
             "first" => "last",
             _ => "",
         };
-        let has_closure = call.args.iter().any(|argument| matches!(argument, Expr::Closure(_)));
         if !other.is_empty() {
             let (from, to) = (call.span().byte_range(), call.method.span().byte_range());
             let text =
                 format!("{}{other}{}", &self.source[from.start..to.start], &self.source[to.end..from.end]);
             self.replace(call.span(), text);
-        } else if matches!(
-            &*call.method.to_string(),
-            "filter" | "then_some" | "is_some_and" | "is_none_or" | "is_ok_and"
-        ) {
-            // The condition is one way for all.
+        } else if call.method == "filter" {
             let receiver = self.text(call.receiver.span()).to_owned();
-            if call.method == "filter" && has_closure {
-                self.replace(call.span(), receiver);
-            }
+            self.replace(call.span(), receiver);
         }
         visit::visit_expr_method_call(self, call);
     }
@@ -346,4 +337,37 @@ pub fn at(seeded: &str, byte: usize) -> Option<usize> {
         }
     }
     open.pop()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOURCE: &str = "fn f(a: u32, b: u32) -> bool {\n    g();\n    a < b\n}\n";
+
+    #[test]
+    fn a_piece_of_source_is_changed_in_every_way_that_the_rules_know() {
+        let names: Vec<String> =
+            mutants("f.rs", SOURCE).unwrap().into_iter().map(|mutant| mutant.name).collect();
+        let expected = ["{…} → true", "{…} → false", "g(); → nothing", "a < b → a <= b", "a < b → a > b"];
+        assert_eq!(names, expected.map(|name| format!("f.rs f: {name}")));
+        let tests = "#[cfg(test)]\nmod tests { fn f() -> bool { g(); true } }\nconst A: u32 = 1 + 2;";
+        assert!(mutants("f.rs", tests).unwrap().is_empty());
+        let twice = mutants("f.rs", "fn f() { g(1 + 2, 1 + 2); h() }").unwrap();
+        assert!(twice.iter().any(|mutant| mutant.name == "f.rs f: 1 + 2 → 1 - 2 (2)"));
+    }
+
+    #[test]
+    fn all_changes_stand_beside_each_other_and_are_found_by_their_place() {
+        let found = mutants("f.rs", SOURCE).unwrap();
+        let numbered: Vec<(usize, &Mutant)> = (1..).zip(&found).collect();
+        let seeded = seeded(SOURCE, &numbered);
+        syn::parse_file(&seeded).unwrap();
+        for number in 1..=numbered.len() {
+            assert_eq!(seeded.matches(&format!("is({number})")).count(), 1, "{seeded}");
+            let inside = seeded.find(&format!("/*<{number}*/")).unwrap() + 8;
+            assert_eq!(at(&seeded, inside), Some(number));
+        }
+        assert_eq!(at(&seeded, seeded.len() - 1), None);
+    }
 }

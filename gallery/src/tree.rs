@@ -107,8 +107,10 @@ fn rename(files: &mut BTreeMap<PathBuf, Vec<u8>>, name: &str) {
 
 /// What is behind a switch reads as code that is never reached, or unused.
 fn allow_warnings(files: &mut BTreeMap<PathBuf, Vec<u8>>) {
-    if let Some(bytes) = files.get_mut(Path::new("src/lib.rs")) {
-        bytes.splice(0..0, *b"#![allow(warnings)]\n");
+    for file in ["src/lib.rs", LOOM] {
+        if let Some(bytes) = files.get_mut(Path::new(file)) {
+            bytes.splice(0..0, *b"#![allow(warnings)]\n");
+        }
     }
 }
 
@@ -157,7 +159,7 @@ fn build(
     flags: &str,
 ) -> Result<BTreeMap<String, PathBuf>, String> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
-    cargo.args(["test", "--no-run", "--features", "sim", "--message-format=json-render-diagnostics"]);
+    cargo.args(["test", "--no-run", "--features", "testkit", "--message-format=json-render-diagnostics"]);
     for name in names {
         match *name {
             "lib" => cargo.arg("--lib"),
@@ -189,7 +191,7 @@ fn build(
 /// Where the compiler refuses the library: the file, and the place in it.
 pub fn errors(tree: &Tree) -> Result<Vec<(String, usize)>, String> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
-    cargo.args(["test", "--no-run", "--lib", "--features", "sim", "--message-format=json"]);
+    cargo.args(["test", "--no-run", "--lib", "--features", "testkit", "--message-format=json"]);
     cargo.current_dir(&tree.dir).env("CARGO_TARGET_DIR", &tree.target);
     let output = cargo.stderr(Stdio::null()).output().map_err(|e| format!("cargo: {e}"))?;
     let mut errors = Vec::new();

@@ -357,12 +357,35 @@ mod tests {
             before: an_end(),
         };
         let (mut bytes, checksum) = header.encode(salt());
+        assert_eq!(bytes.len(), HEADER_BYTES as usize);
         assert_eq!(SegmentHeader::decode(&bytes, salt(), "f").unwrap(), Some((header, checksum)));
+        let begins = PREAMBLE_BYTES + 16;
+        assert!(SegmentHeader::belongs_to(&bytes[..begins], &[1; 16]));
+        assert!(!SegmentHeader::belongs_to(&bytes[..begins - 1], &[1; 16]));
+        assert!(!SegmentHeader::belongs_to(&bytes, &[2; 16]));
+        assert!(!StoreBlock::is_one(&bytes));
         for bit in 0..(SEGMENT_FIELDS + 4) * 8 {
             bytes[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(SegmentHeader::decode(&bytes, salt(), "f").unwrap(), None, "bit {bit}");
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
+    }
+
+    #[test]
+    fn a_header_of_any_life_is_read_by_what_it_says_of_itself() {
+        let header = SegmentHeader {
+            store_id: [7; 16],
+            segment: SegmentId(9),
+            bytes: 1 << 20,
+            life: 11,
+            counter: 4,
+            before: an_end(),
+        };
+        let salt = Salt::new(&[7; 16], SegmentId(9), 11);
+        let (mut bytes, _) = header.encode(salt);
+        assert_eq!(SegmentHeader::decode_any(&bytes), Some((header, salt)));
+        bytes[40] ^= 1;
+        assert_eq!(SegmentHeader::decode_any(&bytes), None);
     }
 
     #[test]
@@ -417,5 +440,11 @@ mod tests {
         future[12..].copy_from_slice(&checksum.to_le_bytes());
         let error = StoreBlock::decode(&future).unwrap_err();
         assert!(matches!(error, Error::UpgradeRequired { found, .. } if found == FORMAT_VERSION + 1));
+        assert!(StoreBlock::is_one(&future));
+        future[..8].copy_from_slice(&SEGMENT_MAGIC);
+        let checksum = crc32fast::hash(&future[..12]);
+        future[12..].copy_from_slice(&checksum.to_le_bytes());
+        let error = SegmentHeader::decode(&future, salt(), "000001.seg").unwrap_err();
+        assert!(matches!(error, Error::UpgradeRequired { file, .. } if file == "000001.seg"));
     }
 }

@@ -434,6 +434,12 @@ mod tests {
             };
             let head = decode(&bytes, 3, site.segment, site.offset).unwrap();
             assert_eq!(head.op(&bytes), op);
+            let links = &op.links;
+            assert_eq!(head.is_moved(), links.moved.is_some());
+            assert_eq!(head.is_numbered(), links.last.is_some() || links.predecessor.is_some());
+            let large = (op.value.len() > INLINE_VALUE_BYTES).then(|| crc32fast::hash(op.value));
+            assert_eq!(head.value_checksum(), large);
+            assert_eq!(head.len() as usize, bytes.len() - 3);
             assert_eq!(head.back, 28);
             assert!(verify(&bytes));
             for bit in 3 * 8..bytes.len() * 8 {

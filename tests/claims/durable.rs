@@ -335,6 +335,10 @@ fn a_disk_that_puts_have_filled_to_the_brim_takes_deletes_raises_and_grants() {
         }
     }
     assert_err!(ks.put(token(1), b"one more key", b""), Error::NoSpace { .. });
+    // A put is one also beside a delete.
+    let mut both = db.batch();
+    both.delete(&ks, token(1), &keys[0]).unwrap().put(&ks, token(1), b"one more key", &[7; 1000]).unwrap();
+    assert_err!(both.commit(), Error::NoSpace { .. });
     for (n, key) in keys.iter().enumerate() {
         let deleted = ks.delete(token(1), key);
         deleted.unwrap_or_else(|error| panic!("delete {n} of {}: {error}", keys.len()));
