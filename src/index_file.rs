@@ -270,3 +270,106 @@ fn try_write(storage: &dyn Storage, file_name: &str, head: &IndexHead, slots: &S
     storage.sync_dir()?;
     Ok(at + buffer.len() as u64)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::db::Db;
+    use crate::log::list::List;
+    use crate::options::{KeyspaceOptions, Options, Tokens};
+    use crate::storage::SimDisk;
+    use crate::types::Token;
+
+    /// A closed store of some segments.
+    fn store() -> (SimDisk, StoreBlock) {
+        let disk = SimDisk::new();
+        let options = Options::new().storage(disk.clone()).without_threads().deterministic(1).index_every(1);
+        let db: Db = options.segment_bytes(16 << 10).open("sim").unwrap();
+        let rows = db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap();
+        for n in 0..60u32 {
+            rows.put(Token::new(1).unwrap(), &n.to_be_bytes(), &[7; 700]).unwrap();
+        }
+        db.close().unwrap();
+        let (list, _) = List::load(Arc::new(disk.clone()), Access::Read).unwrap().unwrap();
+        (disk, list.block().clone())
+    }
+
+    fn open(disk: &SimDisk, block: &StoreBlock) -> IndexFile {
+        IndexFile::open(disk, block).unwrap().unwrap()
+    }
+
+    /// The segments as they are.
+    fn known(file: &IndexFile, block: &StoreBlock) -> Vec<Known> {
+        let mut before = Lsn::ZERO;
+        let known = file.head.segments.iter().map(|segment| {
+            let id = SegmentId(segment.end.segment);
+            let listed = *block.segments.iter().find(|listed| listed.segment == id).unwrap();
+            (listed, std::mem::replace(&mut before, segment.end.lsn), Some(segment.end))
+        });
+        known.collect()
+    }
+
+    #[test]
+    fn each_segment_in_front_of_its_place_must_be_as_it_says() {
+        let (disk, block) = store();
+        let file = open(&disk, &block);
+        let all = known(&file, &block);
+        assert!(all.len() > 2);
+        assert_eq!(file.check_segments(&all), Ok(vec![true; all.len()]));
+        let changes: [fn(&mut Known); 5] = [
+            |(listed, ..)| listed.life ^= 1,
+            |(.., end)| end.as_mut().unwrap().checksum ^= 1,
+            |(.., end)| end.as_mut().unwrap().offset += 4,
+            |(.., end)| end.as_mut().unwrap().segment += 99,
+            |(.., end)| *end = None,
+        ];
+        for change in changes {
+            let mut found = all.clone();
+            change(&mut found[1]);
+            assert!(file.check_segments(&found).is_err(), "{:?}", found[1]);
+        }
+        // What follows its place is not its business.
+        let mut found = all;
+        found[1].1 = file.head.bound.lsn;
+        found[1].0.life ^= 1;
+        assert!(file.check_segments(&found).is_ok());
+    }
+
+    #[test]
+    fn what_lies_in_segments_that_are_gone_is_left_out() {
+        let (disk, mut block) = store();
+        let mut found = known(&open(&disk, &block), &block);
+        let entries = |replay: &Replay| {
+            let mut segments = Vec::new();
+            replay.slots.each_place(&crossbeam_epoch::pin(), |place| segments.push(place.segment));
+            segments
+        };
+        let whole = replay_on(open(&disk, &block), &block, &found, false).unwrap();
+        let slot = Segments::slot(found[1].0.segment);
+        assert_eq!(entries(&whole).len(), 60);
+        let there = entries(&whole).iter().filter(|&&segment| segment == slot).count();
+        assert!(there > 10);
+        let (gone, ..) = found.remove(1);
+        block.segments.retain(|listed| listed.segment != gone.segment);
+        let left = replay_on(open(&disk, &block), &block, &found, false).unwrap();
+        assert_eq!(entries(&left).len(), 60 - there);
+        assert!(!entries(&left).contains(&slot));
+        assert_eq!(left.usage.keys(), 60 - there as u64);
+        // Another segment in the slot of one that is gone: its entries are not to be told apart any more.
+        let other = SegmentId(gone.segment.0 + (1 << crate::index::SEGMENT_BITS));
+        block.segments.push(Listed { segment: other, ..gone });
+        assert!(replay_on(open(&disk, &block), &block, &found, false).is_err());
+    }
+
+    #[test]
+    fn threads_change_nothing_about_what_is_read() {
+        let (disk, block) = store();
+        let file = open(&disk, &block);
+        let tables = &file.head.tables;
+        let shares: Vec<(u64, &[IndexedTable])> = vec![(file.tables_at, tables), (file.tables_at, tables)];
+        assert_eq!(file.load_on_threads(&shares, &|_| true).unwrap().len(), 2 * tables.len());
+        disk.flip_bit(&name::index(block.index), file.tables_at + 700, 1);
+        assert!(file.load_on_threads(&shares, &|_| true).is_err());
+        assert!(file.tables(true, |_| true).is_err());
+    }
+}

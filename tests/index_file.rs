@@ -392,12 +392,12 @@ fn keys_are_put_in_order_while_others_write() {
         let snapshot = db.snapshot();
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
-                for n in 0..400 {
+                for n in 0..400u32 {
                     let n = n * 7 % KEYS;
                     space.delete(token(1), &n.to_be_bytes()).unwrap();
                     space.put(token(1), &(KEYS + n).to_be_bytes(), b"w").unwrap();
                     space.put(token(1), &n.to_be_bytes(), b"x").unwrap();
-                    if n % 2 == 0 {
+                    if n.is_multiple_of(2) {
                         space.delete(token(1), &(KEYS + n).to_be_bytes()).unwrap();
                     }
                 }

@@ -559,8 +559,8 @@ fn dead_paths(document: &str, exists: impl Fn(&str) -> bool) -> Vec<&str> {
     let paths = quoted.filter(|word| {
         let known =
             ["src/", "tests/", "docs/", "examples/", "benches/", "fuzz/", "model/", "gallery/", "kernel/"]
-            .iter()
-            .any(|dir| word.starts_with(dir));
+                .iter()
+                .any(|dir| word.starts_with(dir));
         known && !word.contains(['<', '*', ' ', '{'])
     });
     paths.filter(|path| !exists(path)).collect()
