@@ -10,15 +10,21 @@ pub const SEGMENT_BYTES: u32 = 16 << 10;
 /// Opens the store on a simulated disk. The seed must differ from open to open: lives must. With an odd one
 /// it reads with positioned reads.
 pub fn open(disk: &SimDisk, clock: &ManualClock, seed: u64) -> tidewall::Result<Db> {
+    open_reading(disk, clock, seed, if seed.is_multiple_of(2) { ReadMode::Map } else { ReadMode::Pread })
+}
+
+pub fn open_reading(disk: &SimDisk, clock: &ManualClock, seed: u64, mode: ReadMode) -> tidewall::Result<Db> {
+    // The store of some seeds makes larger segments: so that spares of the size before are outgrown.
+    let is_larger = seed >> 10 & 7 == 5;
     Options::new()
         .storage(disk.clone())
         .clock(clock.clone())
         .deterministic(seed)
-        .read_mode(if seed.is_multiple_of(2) { ReadMode::Map } else { ReadMode::Pread })
+        .read_mode(mode)
         .without_threads()
         // Only when asked for: so that every call takes the lsn that the model says.
         .compaction(false)
-        .segment_bytes(SEGMENT_BYTES)
+        .segment_bytes(SEGMENT_BYTES << u32::from(is_larger))
         .open("sim")
 }
 
