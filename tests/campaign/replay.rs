@@ -36,7 +36,9 @@ fn threads_of_an_open(disk: &SimDisk, options: Options) -> u64 {
         names.filter(|name| name.starts_with("tidewall")).count() as u64
     };
     let options = options.storage(disk.clone()).clock(ManualClock::new());
-    let options = options.progress(move |_| drop(seen.fetch_max(count(), Ordering::Relaxed)));
+    let options = options.progress(move |_| {
+        seen.fetch_max(count(), Ordering::Relaxed);
+    });
     options.open("sim").unwrap();
     most.load(Ordering::Relaxed)
 }

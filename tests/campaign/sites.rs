@@ -123,7 +123,10 @@ fn in_sources() -> BTreeSet<String> {
 }
 
 /// The sites of the calls of a run, in order.
-pub struct Observed(Arc<Mutex<Vec<(Option<Site>, CallKind)>>>);
+pub struct Observed(Arc<Mutex<Vec<Made>>>);
+
+/// Who made a call, and which.
+type Made = (Option<Site>, CallKind);
 
 impl Observed {
     /// Notes every call of `disk` from now on, which is to be its first.

@@ -92,7 +92,7 @@ impl<'a> Judge<'a> {
         Judge {
             tally,
             seed,
-            rng: Rng(seed ^ 0x6a75_6467_65),
+            rng: Rng(seed ^ 0x006a_7564_6765),
             images: HashSet::new(),
             judged: HashSet::new(),
             settled: HashSet::new(),

@@ -7,6 +7,7 @@
 //! lsns, and whatever changes nothing stands behind the lowest lsn that explains it (FAULTS: the lsn witness).
 //!
 //! [`search`] decides the same by trying every order: for small histories, to see that the witness is right.
+#![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::collections::{BTreeMap, BTreeSet};
 
