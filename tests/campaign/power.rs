@@ -68,14 +68,13 @@ struct Campaign<'a> {
     tally: &'a Tally,
     sites: &'a Sites,
     judge: Judge<'a>,
-    rng: Rng,
 }
 
 impl<'a> Campaign<'a> {
     fn new(seed: u64, tally: &'a Tally, sites: &'a Sites) -> Self {
         let mut judge = Judge::new(seed, tally);
         (judge.goes_on, judge.is_cut_off) = (4, 1);
-        Campaign { seed, tally, sites, judge, rng: Rng(seed) }
+        Campaign { seed, tally, sites, judge }
     }
 
     fn run(&mut self) {
@@ -169,7 +168,8 @@ impl<'a> Campaign<'a> {
             judged = 1;
         } else {
             let judge = &mut self.judge;
-            images(&disk, &mut self.rng, |image| {
+            let mut rng = Rng(seed << 32 ^ call << 12 ^ failed.map_or(0, |failed| failed + 1));
+            images(&disk, &mut rng, |image| {
                 judge.judge(&image, &history, 3);
                 judged += 1;
             });
@@ -217,6 +217,6 @@ impl<'a> Campaign<'a> {
         let cut = disk.crash(Crash::None, 0);
         self.judge.judge(killed, history, 2);
         self.judge.judge(&cut, history, 2);
-        self.judge.judge(&disk.crash(Crash::Subset { percent: 50 }, self.rng.next()), history, 2);
+        self.judge.judge(&disk.crash(Crash::Subset { percent: 50 }, self.seed), history, 2);
     }
 }

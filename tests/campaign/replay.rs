@@ -50,7 +50,7 @@ fn a_recovery_of_a_simulation_starts_no_thread() {
     let db = Options::new().storage(disk.clone()).deterministic(1).without_threads().open("sim").unwrap();
     let rows = db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap();
     // As many as are worth other threads where there may be some.
-    for n in 0..40u64 {
+    for n in 0..60u64 {
         let mut batch = db.batch();
         for m in 0..400u64 {
             batch.put(&rows, Token::new(1).unwrap(), &(n * 400 + m).to_be_bytes(), b"value").unwrap();

@@ -118,11 +118,14 @@ impl<'a> Judge<'a> {
             count(&self.tally.distinct);
         }
         count(&self.tally.images);
+        // What becomes of an image follows from it and the seed, not from what was judged before it.
+        self.rng = Rng(self.seed ^ hash.rotate_left(depth) ^ history.durable);
         let seed = self.seed_at(depth);
         let _trying =
             Trying(move || format!("  image {hash:016x} recovered with seed {seed}, {depth} more deep"));
         let is_cut_off = depth > 0 && self.rng.chance(self.is_cut_off);
         let untouched = is_cut_off.then(|| image.kill());
+        let goes_on = depth > 0 && self.rng.chance(self.goes_on);
         let from_outside = self.rng.chance(10).then(|| looked_at(image, hash)).flatten();
         let mode = if hash.is_multiple_of(2) { ReadMode::Map } else { ReadMode::Pread };
         let opened = Driver::open_reading(image, history, seed, mode, self.rng.next());
@@ -146,7 +149,7 @@ impl<'a> Judge<'a> {
         // What it shows survives another cut at once, and the next open finds nothing to repair. Where that is
         // the same as after another image, all of this was done.
         let again = image.crash(Crash::None, 0);
-        if self.settled.insert(again.image_hash() ^ lsn.wrapping_mul(0x9e37_79b9_7f4a_7c15)) {
+        if self.settled.insert(again.image_hash() ^ lsn.wrapping_mul(0x9e37_79b9_7f4a_7c15)) || goes_on {
             probe(&driver.db, &model);
             let before = again.kill();
             let second = open(&again, &ManualClock::new(), seed ^ 1 << 7).expect("what was recovered opens");
@@ -165,13 +168,14 @@ impl<'a> Judge<'a> {
             driver.check_grant();
         }
 
-        if depth > 0 && self.rng.chance(self.goes_on) {
+        let mut rng = self.rng.clone();
+        if goes_on {
             count(&self.tally.went_on);
             driver.upkeep = 10;
             driver.run(25);
             driver.check();
-            let crash = *self.rng.pick(&CRASHES);
-            let next = if self.rng.chance(20) { image.kill() } else { image.crash(crash, self.rng.next()) };
+            let crash = *rng.pick(&CRASHES);
+            let next = if rng.chance(20) { image.kill() } else { image.crash(crash, rng.next()) };
             let history = driver.into_history();
             self.judge(&next, &history, depth - 1);
         }
@@ -189,6 +193,7 @@ impl<'a> Judge<'a> {
         shown_whole: &[Shown],
         depth: u32,
     ) {
+        let mut rng = Rng(self.seed ^ image.image_hash() ^ u64::from(depth));
         self.tally.deepest.fetch_max(u64::from(DEEPEST + 1 - depth), Ordering::Relaxed);
         // Two opens later nobody waits for the holders of before.
         let history = &History { held: Vec::new(), ..history.clone() };
@@ -202,14 +207,14 @@ impl<'a> Judge<'a> {
         for call in 0..calls {
             let disk = image.kill();
             // The power goes, or one call of the recovery fails and perhaps nobody need care.
-            let fails = self.rng.chance(40);
+            let fails = rng.chance(40);
             let fails = note.as_ref().map_or(fails, |note| note(call, fails));
             if !fails {
                 disk.stop_at(call);
             } else {
-                disk.set_sync_failure(*self.rng.pick(&SYNC_FAILURES));
-                let kind = *self.rng.pick(&[ErrorKind::StorageFull, ErrorKind::Other]);
-                let partial = self.rng.below(3000) as usize;
+                disk.set_sync_failure(*rng.pick(&SYNC_FAILURES));
+                let kind = *rng.pick(&[ErrorKind::StorageFull, ErrorKind::Other]);
+                let partial = rng.below(3000) as usize;
                 disk.fail(Fault::new(CallKind::Any, kind).nth(call).partial(partial));
             }
             let opened = open_reading(&disk, &ManualClock::new(), seed, mode);
@@ -221,8 +226,8 @@ impl<'a> Judge<'a> {
             }
             let _trying = Trying(move || format!("  call {call} of the recovery fails or is the last"));
             for _ in 0..2 {
-                let crash = *self.rng.pick(&CRASHES);
-                let next = if self.rng.chance(20) { disk.kill() } else { disk.crash(crash, self.rng.next()) };
+                let crash = *rng.pick(&CRASHES);
+                let next = if rng.chance(20) { disk.kill() } else { disk.crash(crash, rng.next()) };
                 count(&self.tally.in_recovery);
                 self.judge(&next, history, depth - 1);
             }
