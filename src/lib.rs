@@ -121,3 +121,7 @@ pub use view::{Iter, Snapshot};
 pub mod guide {
     #![doc = include_str!("../docs/leases.md")]
 }
+
+#[cfg(all(test, shuttle))]
+#[path = "../tests/schedules/mod.rs"]
+mod tests;

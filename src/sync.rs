@@ -2,20 +2,32 @@
 //!
 //! The lock-free kernels (`group_commit`, `lease`, `log/guard`) import from here and nothing else,
 //! so `tests/loom.rs` can compile the same files against loom's primitives and explore every
-//! interleaving of them.
+//! interleaving of them. `tests/schedules` does so with the whole engine: there the locks, and sleeping
+//! and waking, are those of shuttle.
 
 pub(crate) use std::sync::Arc;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 pub(crate) use crossbeam_utils::CachePadded;
+
+#[cfg(not(all(test, shuttle)))]
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
+#[cfg(all(test, shuttle))]
+pub(crate) use shuttled::{Condvar, Mutex, MutexGuard, RwLock, wait_on, wake_all};
+
+#[cfg(all(test, shuttle))]
+#[path = "../tests/support/shuttled.rs"]
+mod shuttled;
+
 /// Sleeps while `word` holds `expected`; may also wake for no reason.
+#[cfg(not(all(test, shuttle)))]
 pub(crate) fn wait_on(word: &AtomicU32, expected: u32) {
     atomic_wait::wait(word, expected);
 }
 
 /// Wakes every thread that sleeps on `word`: one system call for all of them.
+#[cfg(not(all(test, shuttle)))]
 pub(crate) fn wake_all(word: &AtomicU32) {
     atomic_wait::wake_all(word);
 }

@@ -10,58 +10,15 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
+use support::Trying;
 use support::driver::{Driver, History};
+use support::judge::{CRASHES, Judge, Tally, count};
 use support::model::KEYS;
-use support::shown::{is_index, open, probe, shown, without_index};
-use support::{Rng, Trying};
+use support::shown::{is_index, open, shown};
 use tidewall::storage::{CallKind, Crash, Fault, SimDisk, SyncFailure};
 use tidewall::{Db, Error, Health, Keyspace, KeyspaceOptions, ManualClock, Token, Tokens};
 
 const CALLS: u32 = 60;
-
-const CRASHES: [Crash; 10] = [
-    Crash::None,
-    Crash::All,
-    Crash::Subset { percent: 50 },
-    Crash::Subset { percent: 90 },
-    Crash::Prefix,
-    Crash::Suffix,
-    Crash::Reverse,
-    Crash::OneMissing,
-    Crash::OnePresent,
-    Crash::Torn { bytes: true },
-];
-
-const SYNC_FAILURES: [SyncFailure; 3] =
-    [SyncFailure::KeepNew, SyncFailure::RevertOld, SyncFailure::KeepPart { seed: 5 }];
-
-/// How much was tried.
-#[derive(Default)]
-struct Tally {
-    lives: AtomicU64,
-    images: AtomicU64,
-    in_recovery: AtomicU64,
-    deepest: AtomicU64,
-    went_on: AtomicU64,
-}
-
-fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
-}
-
-impl Tally {
-    fn print(&self, what: &str) {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        println!(
-            "{what}: {} lives, {} images recovered, {} of them cut off in a recovery (up to {} deep), {} went on",
-            get(&self.lives),
-            get(&self.images),
-            get(&self.in_recovery),
-            get(&self.deepest),
-            get(&self.went_on)
-        );
-    }
-}
 
 /// Runs `test` for so many seeds, or for as many as the environment says, on all processors.
 fn for_seeds(usual: u64, test: impl Fn(u64) + Sync) {
@@ -97,7 +54,7 @@ fn live(seed: u64, prepare: impl FnOnce(&SimDisk)) -> (SimDisk, Option<Driver>) 
         disk.early_write_back(seed);
     }
     prepare(&disk);
-    let mut driver = Driver::open(&disk, History::new(), seed << 20).ok();
+    let mut driver = Driver::open(&disk, &History::new(), seed << 20).ok();
     if let Some(driver) = &mut driver {
         driver.run(CALLS);
     }
@@ -113,92 +70,12 @@ fn segments(disk: &SimDisk) -> BTreeMap<String, Vec<u8>> {
     names.map(|name| (name.clone(), disk.read_file(&name).unwrap())).collect()
 }
 
-/// Recovers an image and holds it against all that is known: I1 to I7. With some `depth` left it goes on
-/// now and then, and is cut off again: in its next life, or in this recovery.
-fn check(image: &SimDisk, history: &History, seed: u64, depth: u32, tally: &Tally) {
-    count(&tally.images);
-    let _trying = Trying(move || format!("  recovery with seed {seed}, {depth} more deep"));
-    let mut rng = Rng(seed);
-    let untouched = image.kill();
-    let opened = Driver::open(image, history.clone(), seed);
-    let mut driver = opened.unwrap_or_else(|e| panic!("a crash must open by itself (I7): {e}"));
-    let calls = image.calls();
-    let lsn = driver.db.last_lsn().get();
-    let newest = history.states.last().unwrap().lsn.max(history.durable);
-    assert!(lsn >= history.durable, "lsn {} was seen, {lsn} came back (I1)", history.durable);
-    assert!(
-        lsn <= newest + 1 || history.was_compacting,
-        "lsn {lsn} was never appended, {newest} was the last"
-    );
-    driver.check();
-    // With the floor that a compaction may have raised.
-    let model = driver.history.at(lsn).clone();
-    probe(&driver.db, &model);
-
-    // An index file changes nothing but the time that it takes.
-    let scanned = open(&without_index(&untouched), &ManualClock::new(), seed).expect("so does a scan");
-    assert_eq!((scanned.last_lsn().get(), shown(&scanned).unwrap()), (lsn, model.shown()), "a scan differs");
-    assert_eq!(
-        (scanned.stats().keys, scanned.stats().live_bytes),
-        (driver.db.stats().keys, driver.db.stats().live_bytes),
-        "a scan counts otherwise"
-    );
-    drop(scanned);
-
-    // What it shows survives another cut at once, and the next open finds nothing to repair.
-    let again = image.crash(Crash::None, 0);
-    let before = segments(&again);
-    let second = open(&again, &ManualClock::new(), seed ^ 1).expect("what was recovered opens");
-    assert_eq!(second.last_lsn().get(), lsn, "the adopted tail was not made durable");
-    assert_eq!(shown(&second).unwrap(), model.shown(), "recovering twice is not recovering once");
-    assert_eq!(second.report().cut_bytes, 0, "a recovered store has no tail to cut");
-    assert!(segments(&again) == before, "the second open changed segments (I5)");
-    drop(second);
-
-    driver.check_grant();
-    if depth > 0 && rng.chance(12) {
-        count(&tally.went_on);
-        driver.run(25);
-        driver.check();
-        let crash = *rng.pick(&CRASHES);
-        let next = if rng.chance(20) { image.kill() } else { image.crash(crash, rng.next()) };
-        let history = driver.into_history();
-        check(&next, &history, rng.next(), depth - 1, tally);
-    }
-    if depth > 0 && rng.chance(4) {
-        tally.deepest.fetch_max(4 - u64::from(depth), Ordering::Relaxed);
-        // Two opens later nobody waits for the holders of before.
-        let history = &History { held: Vec::new(), ..history.clone() };
-        for call in 0..calls {
-            let disk = untouched.kill();
-            // The power goes, or one call of the recovery fails and perhaps nobody need care.
-            if rng.chance(60) {
-                disk.stop_at(call);
-            } else {
-                disk.set_sync_failure(*rng.pick(&SYNC_FAILURES));
-                let kind = *rng.pick(&[ErrorKind::StorageFull, ErrorKind::Other]);
-                disk.fail(Fault::new(CallKind::Any, kind).nth(call).partial(rng.below(3000) as usize));
-            }
-            let opened = open(&disk, &ManualClock::new(), seed ^ 2);
-            disk.clear_faults();
-            let next = if rng.chance(30) { disk.kill() } else { disk.crash(*rng.pick(&CRASHES), rng.next()) };
-            if let Ok(db) = opened
-                && !disk.is_stopped()
-            {
-                assert_eq!(shown(&db).unwrap(), model.shown(), "opened in spite of a fault");
-            }
-            count(&tally.in_recovery);
-            let _trying = Trying(move || format!("  call {call} of the recovery fails or is the last"));
-            check(&next, history, rng.next(), depth - 1, tally);
-        }
-    }
-}
-
 #[test]
 fn every_call_may_be_the_last() {
     let tally = Tally::default();
     let covered: Vec<AtomicU64> = CallKind::ALL.iter().map(|_| AtomicU64::new(0)).collect();
     for_seeds(8, |seed| {
+        let mut judge = Judge::new(seed, &tally);
         let (disk, driver) = live(seed, |_| {});
         let _trying = Trying(|| format!("the life of seed {seed}, uncut"));
         let mut driver = driver.expect("a new store opens");
@@ -207,7 +84,7 @@ fn every_call_may_be_the_last() {
         for (kind, covered) in CallKind::ALL.into_iter().zip(&covered) {
             covered.fetch_add(disk.calls_of(kind), Ordering::Relaxed);
         }
-        check(&disk.kill(), &driver.into_history(), seed, 3, &tally);
+        judge.judge(&disk.kill(), &driver.into_history(), 3);
         for call in 0..calls {
             let _trying = Trying(move || format!("seed {seed}, power off at call {call}"));
             let (disk, driver) = live(seed, |disk| disk.stop_at(call));
@@ -217,10 +94,10 @@ fn every_call_may_be_the_last() {
             for (at, crash) in CRASHES.into_iter().enumerate() {
                 let cut = seed << 32 | call << 8 | at as u64;
                 let _trying = Trying(move || format!(" {crash:?} with seed {cut}"));
-                check(&disk.crash(crash, cut), &history, cut, 3, &tally);
+                judge.judge(&disk.crash(crash, cut), &history, 3);
             }
             let _trying = Trying(|| " killed".to_owned());
-            check(&disk.kill(), &history, seed << 32 | call << 8 | 99, 3, &tally);
+            judge.judge(&disk.kill(), &history, 3);
         }
     });
     tally.print("power cuts");
@@ -247,7 +124,8 @@ fn every_call_of_a_close_may_be_the_last_or_fail() {
         let (disk, history, closed) = live_and_close(seed, |_| {});
         closed.expect("it closes");
         assert!(disk.file_names().iter().any(|name| is_index(name)), "an index file is written");
-        check(&disk.kill(), &history, seed << 32, 1, &tally);
+        let mut judge = Judge::new(seed, &tally);
+        judge.judge(&disk.kill(), &history, 1);
         let (before, driver) = live(seed, |_| {});
         let before = before.calls();
         drop(driver);
@@ -257,7 +135,7 @@ fn every_call_of_a_close_may_be_the_last_or_fail() {
             let (disk, history, _) = live_and_close(seed, |disk| disk.stop_at(call));
             for (at, crash) in CRASHES.into_iter().enumerate() {
                 let cut = seed << 32 | call << 8 | at as u64;
-                check(&disk.crash(crash, cut), &history, cut, 1, &tally);
+                judge.judge(&disk.crash(crash, cut), &history, 1);
             }
             for kind in [ErrorKind::StorageFull, ErrorKind::Other] {
                 let _trying =
@@ -267,7 +145,7 @@ fn every_call_of_a_close_may_be_the_last_or_fail() {
                 if closed.is_ok() && !disk.file_names().iter().any(|name| is_index(name)) {
                     count(&without);
                 }
-                check(&disk.crash(Crash::None, 0), &history, seed << 32 | call, 1, &tally);
+                judge.judge(&disk.crash(Crash::None, 0), &history, 1);
             }
         }
     });
@@ -281,6 +159,7 @@ fn every_subset_of_few_sectors_may_survive() {
     const FEW: usize = 6;
     let tally = Tally::default();
     for_seeds(3, |seed| {
+        let mut judge = Judge::new(seed, &tally);
         let (disk, driver) = live(seed, |_| {});
         drop(driver);
         for call in 0..disk.calls() {
@@ -295,7 +174,7 @@ fn every_subset_of_few_sectors_may_survive() {
                 for rest in [false, true] {
                     let _trying = Trying(move || format!("seed {seed}, call {call}, kept {kept:b}, {rest}"));
                     let image = disk.crash_exact(kept, rest, rest);
-                    check(&image, &history, seed << 32 | call << 8 | kept, 0, &tally);
+                    judge.judge(&image, &history, 0);
                 }
             }
         }
@@ -307,6 +186,7 @@ fn every_subset_of_few_sectors_may_survive() {
 fn a_failed_sync_acknowledges_nothing_and_reopening_heals() {
     let tally = Tally::default();
     for_seeds(6, |seed| {
+        let mut judge = Judge::new(seed, &tally);
         let (disk, driver) = live(seed, |_| {});
         drop(driver);
         let syncs = disk.calls_of(CallKind::SyncData);
@@ -324,7 +204,7 @@ fn a_failed_sync_acknowledges_nothing_and_reopening_heals() {
                 let history = history_of(driver);
                 for (at, image) in images.iter().enumerate() {
                     let _trying = Trying(move || format!(" image {at}"));
-                    check(image, &history, seed << 32 | sync << 8 | at as u64, 2, &tally);
+                    judge.judge(image, &history, 2);
                 }
             }
         }
@@ -337,6 +217,7 @@ fn any_call_may_fail_once() {
     let tally = Tally::default();
     let hit = AtomicU64::new(0);
     for_seeds(4, |seed| {
+        let mut judge = Judge::new(seed, &tally);
         let (disk, driver) = live(seed, |_| {});
         drop(driver);
         let calls = disk.calls();
@@ -347,7 +228,7 @@ fn any_call_may_fail_once() {
             (ErrorKind::StorageFull, 5000),
         ];
         for call in 0..calls {
-            for (at, (kind, partial)) in faults.into_iter().enumerate() {
+            for (kind, partial) in faults {
                 let _trying = Trying(move || {
                     format!("seed {seed}, call {call} fails with {kind:?} after {partial} bytes")
                 });
@@ -359,7 +240,7 @@ fn any_call_may_fail_once() {
                 let history = history_of(driver);
                 for (n, image) in images.iter().enumerate() {
                     let _trying = Trying(move || format!(" image {n}"));
-                    check(image, &history, seed << 40 | call << 16 | (at << 8 | n) as u64, 1, &tally);
+                    judge.judge(image, &history, 1);
                 }
             }
         }

@@ -3,6 +3,8 @@
 //! What may be answered depends on what is hit. What is padding, a cache or one copy of two: the same state.
 //! Frames of which something later proves that they were durable: `Corrupt`, naming the file. The last group
 //! of a store that was killed, which nothing proves: a shorter log.
+//!
+//! `TIDEWALL_DAMAGE_EVERY=1` cuts each file to each of its lengths, not only to many.
 
 mod support;
 
@@ -95,6 +97,30 @@ fn closed_with_seed(seed: u64) -> Subject {
     db.close().unwrap();
     let disk = disk.crash(Crash::None, 0);
     Subject { name: "closed", states: vec![state_of(&disk)], disk }
+}
+
+/// Written twice over, with marks folded, segments recycled and ops carried on; then closed.
+fn compacted() -> Subject {
+    let disk = SimDisk::new();
+    let db = open(&disk, &ManualClock::new(), 1).unwrap();
+    write(&db, |_| false);
+    let rows = db.keyspace(SPACES[2].0, options(2)).unwrap();
+    for n in 0..40u64 {
+        rows.put(token(4), KEYS[n as usize % 3], &[n as u8; 1900]).unwrap();
+    }
+    let compacted = db.compact().unwrap();
+    assert!(compacted.segments > 2, "{compacted:?}");
+    // Into what was recycled, and beside what was carried on.
+    for n in 0..12u64 {
+        rows.put(token(5), KEYS[n as usize % 5], &[n as u8; 700]).unwrap();
+    }
+    db.compact().unwrap();
+    rows.put(token(6), KEYS[1], b"the last").unwrap();
+    db.close().unwrap();
+    let disk = disk.crash(Crash::None, 0);
+    let bytes: u64 = files(&disk).iter().map(|(_, len)| len).sum();
+    assert!(bytes >= 64 << 10, "a store of {bytes} bytes is too small to say much");
+    Subject { name: "compacted", states: vec![state_of(&disk)], disk }
 }
 
 /// Killed, without an index file: the last group is proven by nothing.
@@ -280,7 +306,7 @@ fn bytes_to_flip(disk: &SimDisk) -> Vec<(String, u64)> {
 
 #[test]
 fn every_flipped_bit_is_harmless_or_named() {
-    for subject in [killed(), closed()] {
+    for subject in [killed(), closed(), compacted()] {
         let tally = Tally::default();
         let bytes = bytes_to_flip(&subject.disk);
         sweep(bytes.len() as u64 * 8, |n| {
@@ -296,10 +322,16 @@ fn every_flipped_bit_is_harmless_or_named() {
 
 #[test]
 fn every_cut_or_longer_file_is_harmless_or_named() {
-    for subject in [closed(), killed()] {
+    let is_every_length = std::env::var_os("TIDEWALL_DAMAGE_EVERY").is_some();
+    for subject in [closed(), killed(), compacted()] {
         let tally = Tally::default();
         for (name, len) in files(&subject.disk) {
-            let step = if name == "STORE" { 61 } else { 3 };
+            // Every length on demand: it takes minutes.
+            let step = match &*name {
+                _ if is_every_length => 1,
+                "STORE" => 61,
+                _ => 3,
+            };
             sweep(len / step + 1, |n| {
                 let cut = (n * step).min(len - 1);
                 let damaged = subject.disk.kill();
@@ -323,7 +355,7 @@ fn every_cut_or_longer_file_is_harmless_or_named() {
 #[test]
 fn every_lost_or_misplaced_sector_is_harmless_or_named() {
     const SECTOR: usize = 512;
-    for subject in [closed(), killed()] {
+    for subject in [closed(), killed(), compacted()] {
         let tally = Tally::default();
         let files = files(&subject.disk);
         let sectors: Vec<(String, usize)> = files
@@ -373,7 +405,7 @@ fn every_lost_or_misplaced_sector_is_harmless_or_named() {
 
 #[test]
 fn every_missing_swapped_or_old_file_is_harmless_or_named() {
-    for subject in [closed(), killed()] {
+    for subject in [closed(), killed(), compacted()] {
         let tally = Tally::default();
         let files = files(&subject.disk);
         for (name, _) in &files {

@@ -83,7 +83,7 @@ fn an_index_file_and_a_scan_give_the_same_state() {
         let mut history = History::new();
         for life in 0..4u64 {
             let _trying = Trying(move || format!("seed {seed}, life {life}"));
-            let mut driver = Driver::open(&disk, history, seed << 20 | life << 8).expect("it opens");
+            let mut driver = Driver::open(&disk, &history, seed << 20 | life << 8).expect("it opens");
             driver.run(50);
             let db = driver.db.clone();
             let is_closed = rng.chance(40);

@@ -28,6 +28,8 @@ pub(crate) struct List {
     pub written: u64,
     /// A sync of it failed: what is on the disk is unknown, and so nothing may rest on it.
     failed: bool,
+    /// It was read, perhaps from a cache that survived a failed sync: neither copy is durable for certain.
+    unsure: bool,
 }
 
 /// What loading found beside the list.
@@ -51,7 +53,7 @@ impl List {
     fn create_as(name: &'static str, storage: Arc<dyn Storage>, block: StoreBlock) -> io::Result<Self> {
         let capacity = block.encode().len().next_power_of_two().max(STORE_COPY_BYTES);
         let file = write_new(&*storage, &block, capacity, name)?;
-        Ok(List { storage, file, name, block, capacity, first: 0, failed: false, written: 0 })
+        Ok(List { storage, file, name, block, capacity, first: 0, failed: false, unsure: false, written: 0 })
     }
 
     /// Makes the store in the making one that opens.
@@ -87,7 +89,17 @@ impl List {
         };
         let name = name::STORE;
         Ok(Some((
-            List { storage, file, name, block, capacity, first: stale, failed: false, written: 0 },
+            List {
+                storage,
+                file,
+                name,
+                block,
+                capacity,
+                first: stale,
+                failed: false,
+                unsure: true,
+                written: 0,
+            },
             damage,
         )))
     }
@@ -116,6 +128,11 @@ impl List {
     /// of it), a failed sync never: then no further change is accepted.
     pub fn update(&mut self, change: impl FnOnce(&mut StoreBlock)) -> io::Result<()> {
         self.check()?;
+        if self.unsure {
+            // The same bytes again, which no tear can harm: then the other copy may be overwritten.
+            self.write_copy(&self.block.encode(), 1 - self.first)?;
+            self.unsure = false;
+        }
         self.block.generation += 1;
         let mut block = self.block.clone();
         change(&mut block);

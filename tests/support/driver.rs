@@ -2,14 +2,14 @@
 
 use super::Rng;
 use super::model::{CAP, CAPPED, Call, Change, KEYS, Kind, Model, SPACES, Said, fence_of, options};
-use super::shown::{check_failure, done, keyspaces, open, say, shown};
+use super::shown::{check_failure, done, keyspaces, open_reading, say, shown};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tidewall::storage::SimDisk;
 use tidewall::{
-    Commit, Db, Error, Expect, Keyspace, Lease, Lsn, ManualClock, OpId, Outcome, OwnerId, Raised, Scope,
-    Token, Tokens,
+    Commit, Db, Error, Expect, Keyspace, Lease, Lsn, ManualClock, OpId, Outcome, OwnerId, Raised, ReadMode,
+    Scope, Token, Tokens,
 };
 
 /// What is known of the past of a store: enough to judge what a recovery brings back.
@@ -17,7 +17,7 @@ use tidewall::{
 pub struct History {
     /// The model behind each lsn that may have been reached, in order. Lsns between belong to records
     /// that change nothing a user sees.
-    pub states: Vec<Model>,
+    pub states: Vec<Arc<Model>>,
     /// Some answer rested on this lsn.
     pub durable: u64,
     /// The highest token that was handed out.
@@ -31,7 +31,7 @@ pub struct History {
 impl History {
     pub fn new() -> Self {
         History {
-            states: vec![Model::default()],
+            states: vec![Arc::default()],
             durable: 0,
             token: 0,
             held: Vec::new(),
@@ -69,35 +69,57 @@ pub struct Driver {
     pending: Vec<Pending>,
     /// Calls that the disk failed, and which were answered so.
     pub failed: u32,
+    /// So many calls of a hundred are for upkeep: compaction, and now and then a checkpoint.
+    pub upkeep: u64,
+    checkpoints: u32,
     trace: bool,
 }
 
 impl Driver {
     /// Opens a store and takes over where `history` ends: at the lsn that was recovered.
-    pub fn open(disk: &SimDisk, history: History, seed: u64) -> tidewall::Result<Self> {
+    pub fn open(disk: &SimDisk, history: &History, seed: u64) -> tidewall::Result<Self> {
+        let mode = if seed.is_multiple_of(2) { ReadMode::Map } else { ReadMode::Pread };
+        Self::open_reading(disk, history, seed, mode, seed)
+    }
+
+    /// As [`Driver::open`], with its calls drawn from another seed than the lives of the store.
+    pub fn open_reading(
+        disk: &SimDisk,
+        history: &History,
+        seed: u64,
+        mode: ReadMode,
+        calls: u64,
+    ) -> tidewall::Result<Self> {
         let clock = ManualClock::new();
-        let db = open(disk, &clock, seed)?;
+        let db = open_reading(disk, &clock, seed, mode)?;
         let lsn = db.last_lsn().get();
         let model = Model { lsn, ..history.at(lsn).clone() };
-        let History { token, held, .. } = history;
         let mut driver = Driver {
             disk: disk.clone(),
             spaces: keyspaces(&db),
             db,
-            history: History { states: Vec::new(), durable: lsn, token, held, was_compacting: false },
+            history: History {
+                states: Vec::new(),
+                durable: lsn,
+                token: history.token,
+                held: history.held.clone(),
+                was_compacting: false,
+            },
             clock,
-            rng: Rng(seed),
+            rng: Rng(calls),
             model,
             leases: BTreeMap::new(),
             pending: Vec::new(),
             failed: 0,
-            trace: std::env::var_os("TIDEWALL_CRASH_TRACE").is_some(),
+            upkeep: 3,
+            checkpoints: 0,
+            trace: is_traced(),
         };
         if driver.trace {
             eprintln!("opened at lsn {lsn}, held before: {:?}", driver.history.held);
         }
         driver.adopt_folds();
-        driver.history.states.push(driver.model.clone());
+        driver.history.states.push(Arc::new(driver.model.clone()));
         Ok(driver)
     }
 
@@ -127,7 +149,7 @@ impl Driver {
     }
 
     /// Changes places, and perhaps folds marks; waits for all that was appended.
-    fn compact(&mut self) {
+    pub fn compact(&mut self) {
         let result = self.db.compact();
         if self.trace {
             eprintln!("compacted: {result:?}");
@@ -141,6 +163,25 @@ impl Driver {
         self.model.compacted = true;
         self.adopt_folds();
         self.append(self.model.clone());
+    }
+
+    /// Links all that is sealed into another directory of the disk: those files are never written again.
+    pub fn checkpoint(&mut self) {
+        self.checkpoints += 1;
+        let result = self.db.checkpoint_into(self.disk.dir(&format!("copy-{}", self.checkpoints)));
+        if self.trace {
+            eprintln!("checkpoint: {result:?}");
+        }
+        match &result {
+            Ok(_) => {}
+            // One of a life before.
+            Err(Error::InvalidArgument(_)) => {}
+            Err(error) => {
+                check_failure(error);
+                self.failed += 1;
+            }
+        }
+        self.catch_up();
     }
 
     /// Makes some random calls, then waits for what was submitted. Stops early once the store is poisoned,
@@ -164,9 +205,11 @@ impl Driver {
         if self.model.spaces.len() < 3 || (self.model.spaces.len() < SPACES.len() && self.rng.chance(12)) {
             return self.ask(Call::Create);
         }
-        match self.rng.below(100) {
-            0..=2 => self.compact(),
-            3..=44 => {
+        if self.rng.chance(self.upkeep) {
+            return if self.upkeep > 3 && self.rng.chance(20) { self.checkpoint() } else { self.compact() };
+        }
+        match self.rng.below(97) + 3 {
+            0..=44 => {
                 let call = self.write();
                 if self.rng.chance(50) { self.submit(call) } else { self.ask(call) }
             }
@@ -408,11 +451,11 @@ impl Driver {
     }
 
     fn append(&mut self, next: Model) {
-        self.history.states.push(next.clone());
+        self.history.states.push(Arc::new(next.clone()));
         self.model = next;
     }
 
-    fn ask(&mut self, call: Call) {
+    pub fn ask(&mut self, call: Call) {
         let before = self.db.last_lsn().get();
         let (next, expected, lsn) = self.predict(&call);
         let result = self.perform(&call);
@@ -461,7 +504,7 @@ impl Driver {
         let from = self.history.states.partition_point(|state| state.lsn <= before) - 1;
         let states = self.history.states[from..].iter().take_while(|state| state.lsn <= after);
         let mut answers = states.map(|state| {
-            let mut state = state.clone();
+            let mut state = Model::clone(state);
             let lsn = state.lsn;
             let answers = state.answer(call);
             // What was done cannot be an answer that changes nothing.
@@ -475,17 +518,27 @@ impl Driver {
         );
     }
 
-    fn submit(&mut self, call: Call) {
+    pub fn submit(&mut self, call: Call) {
         let before = self.db.last_lsn().get();
         let (next, expected, lsn) = self.predict(&call);
         let plain = matches!(&call, Call::Write { changes, expect, op: None } if changes.len() == 1 && expect.is_empty());
         let Call::Write { changes, .. } = &call else { unreachable!() };
         let first = &changes[0];
         let (space, token) = (&self.spaces[first.space], Self::token_of(first.token));
+        let faults = self.disk.faults_fired();
         let submitted = match first.kind {
             Kind::Put if plain => space.submit_put(token, first.key, &first.value),
             Kind::Delete if plain => space.submit_delete(token, first.key),
             _ => self.batch(&call).and_then(|batch| batch.submit()),
+        };
+        // What a fault did to it, its commit says: it may not even have been appended.
+        let submitted = match submitted {
+            Ok(commit) if self.disk.faults_fired() > faults => {
+                let result = commit.wait();
+                let unknown = result.as_ref().is_err_and(|error| error.outcome() == Outcome::Unknown);
+                return self.judge(&call, before, next, expected, lsn, say(result.map(done)), unknown);
+            }
+            submitted => submitted,
         };
         match submitted {
             Ok(commit) => {
@@ -545,7 +598,7 @@ impl Driver {
         self.catch_up();
     }
 
-    fn acquire(&mut self, space: usize, key: &'static [u8]) {
+    pub fn acquire(&mut self, space: usize, key: &'static [u8]) {
         let call = Call::Acquire { space, key };
         let (next, expected, lsn) = self.predict(&call);
         let owner = OwnerId::new(u128::from(self.rng.next()));
@@ -577,9 +630,15 @@ impl Driver {
 
     /// D5: nothing is acknowledged any more, reads of what is durable go on, refusals rest on it.
     fn check_poisoned(&mut self) {
+        // A disk that is well again heals nothing.
+        self.disk.clear_faults();
         let durable = self.db.last_lsn().get();
         let model = self.history.at(durable).clone();
-        assert_eq!(shown(&self.db).expect("reads go on"), model.shown(), "reads of a poisoned store");
+        match shown(&self.db) {
+            // Positioned reads need power.
+            Err(_) if self.disk.is_stopped() => return,
+            shown => assert_eq!(shown.expect("reads go on"), model.shown(), "reads of a poisoned store"),
+        }
         for (at, (space, known)) in self.spaces.iter().zip(&model.spaces).enumerate() {
             let floor = known.floor;
             let raised = space.raise_all(Self::token_of(floor.max(2) - 1));
@@ -641,4 +700,9 @@ impl Driver {
 
 fn is_healthy(db: &Db) -> bool {
     db.health().is_writable()
+}
+
+fn is_traced() -> bool {
+    static IS_TRACED: OnceLock<bool> = OnceLock::new();
+    *IS_TRACED.get_or_init(|| std::env::var_os("TIDEWALL_CRASH_TRACE").is_some())
 }

@@ -9,6 +9,7 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 pub mod driver;
+pub mod judge;
 pub mod model;
 pub mod shown;
 

@@ -13,17 +13,25 @@ pub fn open(disk: &SimDisk, clock: &ManualClock, seed: u64) -> tidewall::Result<
     options_of_sim(disk, clock, seed).open("sim")
 }
 
+/// As [`open`], reading in one mode.
+pub fn open_reading(disk: &SimDisk, clock: &ManualClock, seed: u64, mode: ReadMode) -> tidewall::Result<Db> {
+    options_of_sim(disk, clock, seed).read_mode(mode).open("sim")
+}
+
 /// What [`open`] opens with.
 pub fn options_of_sim(disk: &SimDisk, clock: &ManualClock, seed: u64) -> Options {
+    // The store of some seeds makes larger segments: so that spares of the size before are outgrown.
+    let is_larger = seed >> 10 & 7 == 5;
+    let mode = if seed.is_multiple_of(2) { ReadMode::Map } else { ReadMode::Pread };
     Options::new()
         .storage(disk.clone())
         .clock(clock.clone())
         .deterministic(seed)
-        .read_mode(if seed.is_multiple_of(2) { ReadMode::Map } else { ReadMode::Pread })
+        .read_mode(mode)
         .without_threads()
         // Only when asked for: so that every call takes the lsn that the model says.
         .compaction(false)
-        .segment_bytes(SEGMENT_BYTES)
+        .segment_bytes(SEGMENT_BYTES << u32::from(is_larger))
         .index_every(if seed & 2 == 0 { 1 } else { u64::MAX })
 }
 

@@ -1,9 +1,10 @@
 //! Power cuts: which of the un-synced changes are found on the medium.
 
-use super::node::{Fate, Node, Op, SECTOR};
+use super::node::{Fate, Node, Op, SECTOR, Sector};
 use super::{DirOp, Inner, SimDisk};
 use crate::sync::Arc;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// Which un-synced sector writes a power cut leaves on the medium.
 ///
@@ -36,8 +37,8 @@ pub enum Crash {
     OnePresent,
     /// The first writes survive up to a random one, which is torn.
     Torn {
-        /// Whether the tear is within a sector, at any byte, and leaves what is before it or what
-        /// is behind it; else a write is cut between two sectors.
+        /// Whether the tear is within a sector, among the bytes that changed, and leaves what is before
+        /// it or what is behind it; else a write is cut between two sectors.
         bytes: bool,
     },
 }
@@ -93,7 +94,7 @@ impl SimDisk {
         let inner = self.lock_inner();
         let pending = inner.pending();
         let mut rng = Rng::new(seed);
-        let kept = choose(policy, &pending, &mut rng);
+        let kept = choose(policy, &pending, &mut rng, |sector| inner.changed(sector));
         let percent = |rng: &mut Rng| match policy {
             Crash::None => 0,
             Crash::All => 100,
@@ -174,6 +175,26 @@ impl Inner {
         pending
     }
 
+    /// From the first to the last byte in which a pending sector differs from what was there before it.
+    fn changed(&self, sector: &Pending) -> Range<usize> {
+        let node = &self.nodes[&sector.node];
+        let (before, new) = match node.ops.get(sector.op) {
+            Some(Op::Sector { bytes, .. }) => (&node.ops[..sector.op], bytes),
+            _ => return 0..0,
+        };
+        let earlier = before.iter().rev().find_map(|op| match op {
+            Op::Sector { index, bytes, .. } if *index == sector.index => Some(bytes),
+            _ => None,
+        });
+        let old = earlier.unwrap_or(node.durable.get(sector.index));
+        let byte = |sector: &Sector, at: usize| sector.as_ref().map_or(0, |bytes| bytes[at]);
+        let differs = |&at: &usize| byte(old, at) != byte(new, at);
+        match (0..SECTOR).find(differs) {
+            Some(first) => first..(0..SECTOR).rev().find(differs).map_or(SECTOR, |last| last + 1),
+            None => 0..0,
+        }
+    }
+
     fn verdict(&self, pending: &[Pending], kept: &[Fate], lengths: u8, dirs: u8, rng: &mut Rng) -> Verdict {
         let mut ops = BTreeMap::new();
         for id in self.survivors() {
@@ -208,7 +229,12 @@ impl Inner {
 }
 
 /// The fate of each sector write.
-fn choose(policy: Crash, pending: &[Pending], rng: &mut Rng) -> Vec<Fate> {
+fn choose(
+    policy: Crash,
+    pending: &[Pending],
+    rng: &mut Rng,
+    changed: impl Fn(&Pending) -> Range<usize>,
+) -> Vec<Fate> {
     let count = pending.len();
     let mut fates = vec![Fate::Lost; count];
     if count == 0 {
@@ -243,7 +269,12 @@ fn choose(policy: Crash, pending: &[Pending], rng: &mut Rng) -> Vec<Fate> {
         Crash::OnePresent => fates[one] = Fate::Kept,
         Crash::Torn { bytes: true } => {
             fates[..one].fill(Fate::Kept);
-            let at = 1 + rng.below(SECTOR as u64 - 1) as usize;
+            // A tear outside of what changed would be none.
+            let changed = changed(&pending[one]);
+            let at = match changed.len() as u64 {
+                0 | 1 => 1 + rng.below(SECTOR as u64 - 1) as usize,
+                len => changed.start + 1 + rng.below(len - 1) as usize,
+            };
             fates[one] = if rng.chance(50) { Fate::Head(at) } else { Fate::Tail(at) };
         }
         Crash::Torn { bytes: false } => {

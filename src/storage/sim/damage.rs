@@ -20,6 +20,16 @@ impl SimDisk {
         Some(inner.nodes[node].cache.to_vec())
     }
 
+    /// Whether a file reads the same here and on `other`, or is on neither. Quick where one disk was made of the
+    /// other: what they share is not compared.
+    pub fn has_same_file(&self, other: &SimDisk, name: &str) -> bool {
+        let image = |disk: &SimDisk| {
+            let inner = disk.lock_inner();
+            inner.names.get(&disk.full(name)).map(|node| inner.nodes[node].cache.clone())
+        };
+        image(self) == image(other)
+    }
+
     /// A hash over everything there is, in all directories: names and bytes, as seen and as on the medium. It changes
     /// with any of them, and with nothing else.
     pub fn image_hash(&self) -> u64 {

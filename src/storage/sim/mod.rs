@@ -103,7 +103,10 @@ struct Inner {
     early: Option<Rng>,
     budget: Option<u64>,
     read_only: bool,
+    observer: Option<Observer>,
 }
+
+type Observer = Box<dyn FnMut(u64, CallKind) + Send>;
 
 /// A change of a directory since its last sync.
 #[derive(Clone)]
@@ -164,6 +167,12 @@ impl SimDisk {
         self.lock_inner().stopped
     }
 
+    /// Tells `observer` of each call to come, refused ones included, with its index: to learn what made it, for
+    /// instance. It is told before the call does anything, and must make none itself.
+    pub fn observe(&self, observer: impl FnMut(u64, CallKind) + Send + 'static) {
+        self.lock_inner().observer = Some(Box::new(observer));
+    }
+
     /// The most bytes that all files with a name may have together; `None`, the default, has no
     /// limit. Lowering it below what is used takes nothing away. A file has as many bytes as it is
     /// long, and they are free again once its last name is removed.
@@ -218,6 +227,9 @@ impl Inner {
         let index = self.calls;
         self.calls += 1;
         self.counts[call.kind as usize] += 1;
+        if let Some(observer) = &mut self.observer {
+            observer(index, call.kind);
+        }
         let name = rapidhash::v3::rapidhash_v3(call.name.as_bytes());
         let bytes = rapidhash::v3::rapidhash_v3(call.bytes);
         for word in [call.kind as u64, name, call.offset, call.len, bytes] {

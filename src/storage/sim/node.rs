@@ -1,11 +1,33 @@
 //! One file of the simulated disk: what is on the medium, what reads see, and what lies between.
 
 use crate::sync::Arc;
+use std::ops::Deref;
+use std::sync::OnceLock;
 
 /// What a disk writes as a whole, except where a test tears it.
 pub(super) const SECTOR: usize = 512;
 /// The content of one sector; `None` is all zeros, so that zeroed files cost next to nothing.
-pub(super) type Sector = Option<Arc<[u8; SECTOR]>>;
+pub(super) type Sector = Option<Arc<Content>>;
+
+/// The bytes of a sector, and their hash once somebody asked for it: most sectors are shared by many disks.
+pub(super) struct Content {
+    bytes: [u8; SECTOR],
+    hash: OnceLock<u64>,
+}
+
+impl Content {
+    fn hash(&self) -> u64 {
+        *self.hash.get_or_init(|| rapidhash::v3::rapidhash_v3(&self.bytes))
+    }
+}
+
+impl Deref for Content {
+    type Target = [u8; SECTOR];
+
+    fn deref(&self) -> &[u8; SECTOR] {
+        &self.bytes
+    }
+}
 
 /// The bytes of a file. Sectors are never changed in place but replaced, so a clone is one count up
 /// and a changed clone shares all sectors but the changed ones.
@@ -13,6 +35,19 @@ pub(super) type Sector = Option<Arc<[u8; SECTOR]>>;
 pub(super) struct Image {
     pub len: u64,
     sectors: Arc<Vec<Sector>>,
+}
+
+impl PartialEq for Image {
+    fn eq(&self, other: &Self) -> bool {
+        let same = |a: &Sector, b: &Sector| match (a, b) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b) || a.bytes == b.bytes,
+            (a, b) => a.is_none() && b.is_none(),
+        };
+        let sectors = self.sectors.len().max(other.sectors.len()) as u64;
+        self.len == other.len
+            && (Arc::ptr_eq(&self.sectors, &other.sectors)
+                || (0..sectors).all(|at| same(self.get(at), other.get(at))))
+    }
 }
 
 impl Image {
@@ -84,7 +119,7 @@ impl Image {
         hash = fold(hash, self.len);
         for (index, sector) in self.sectors.iter().enumerate() {
             if let Some(bytes) = sector {
-                hash = fold(fold(hash, index as u64), rapidhash::v3::rapidhash_v3(&bytes[..]));
+                hash = fold(fold(hash, index as u64), bytes.hash());
             }
         }
         hash
@@ -93,9 +128,9 @@ impl Image {
 
 /// `old` with `bytes` laid over it from `skip`.
 pub(super) fn merge(old: &Sector, skip: usize, bytes: &[u8]) -> Sector {
-    let mut new = old.as_ref().map_or([0; SECTOR], |old| **old);
+    let mut new = old.as_ref().map_or([0; SECTOR], |old| old.bytes);
     new[skip..skip + bytes.len()].copy_from_slice(bytes);
-    (new != [0; SECTOR]).then(|| Arc::new(new))
+    (new != [0; SECTOR]).then(|| Arc::new(Content { bytes: new, hash: OnceLock::new() }))
 }
 
 /// Takes one more word into a running hash.
@@ -225,7 +260,7 @@ fn apply(image: &mut Image, op: Op, fate: Fate) {
         // Not `cut`: sectors may be on the medium before the length that makes them visible.
         Op::Len { len, cut: false } => image.len = len,
         Op::Sector { index, bytes, .. } => {
-            let new = bytes.as_deref().unwrap_or(&[0; SECTOR]);
+            let new = bytes.as_ref().map_or(&[0; SECTOR], |bytes| &bytes.bytes);
             let sector = match fate {
                 Fate::Head(at) => merge(image.get(index), 0, &new[..at]),
                 Fate::Tail(at) => merge(image.get(index), at, &new[at..]),

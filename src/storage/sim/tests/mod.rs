@@ -318,3 +318,34 @@ fn simulated_and_real_disk_answer_alike() {
         }
     }
 }
+
+#[test]
+fn an_observer_is_told_of_each_call_and_of_refused_ones() {
+    let (disk, file) = with_file(1);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let notes = told.clone();
+    let first = disk.calls();
+    disk.observe(move |index, kind| notes.lock().push((index - first, kind)));
+    put(&file, 0, 1);
+    disk.fail(Fault::new(CallKind::SyncData, ErrorKind::Other));
+    file.sync_data().unwrap_err();
+    assert_eq!(*told.lock(), [(0, CallKind::WriteAt), (1, CallKind::SyncData)]);
+    disk.kill().open("a", Access::Read).unwrap();
+    assert_eq!(told.lock().len(), 2, "of another disk");
+}
+
+#[test]
+fn the_same_file_is_told_from_a_changed_or_missing_one() {
+    let (disk, file) = with_file(3);
+    let other = disk.kill();
+    assert!(disk.has_same_file(&other, "a") && disk.has_same_file(&other, "b"));
+    // Written anew, and equal all the same.
+    put(&file, 1, 0xEE);
+    assert!(disk.has_same_file(&other, "a"));
+    put(&file, 1, 0);
+    assert!(!disk.has_same_file(&other, "a"));
+    file.set_len(700).unwrap();
+    assert!(!disk.has_same_file(&other, "a"));
+    other.remove_file("a");
+    assert!(!disk.has_same_file(&other, "a"));
+}
