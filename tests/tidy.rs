@@ -260,7 +260,7 @@ fn files_are_read_in_one_sitting() {
     assert!(too_long(&[Source::new("a.rs", &tests)]).is_empty());
     assert_eq!(too_long(&[Source::new("a.rs", &"line\n".repeat(521))]).len(), 1);
     assert!(read("src/lib.rs").lines().count() <= 150, "the front page is one screen or two");
-    assert!(read("ARCHITECTURE.md").lines().count() <= 230);
+    assert!(read("ARCHITECTURE.md").lines().count() <= 240);
 }
 
 // What is never written.
