@@ -1,7 +1,9 @@
 //! Places in a program at which a test makes it stop, or takes its power away.
 
 use crate::storage::SimDisk;
-use crate::sync::{Arc, Condvar, Mutex};
+use crate::sync::Arc;
+// Threads of the code under test wait here, never those of the store: not an event of its schedules.
+use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
