@@ -12,7 +12,7 @@ use crate::format::{HEADER_BYTES, name};
 use crate::index_file::Known;
 use crate::log::guard::Pins;
 use crate::log::pool::Spare;
-use crate::log::scan::{Start, Table, evidence, has_frames, scan};
+use crate::log::scan::{Start, Table, has_frames, holds_frame, scan};
 use crate::log::segment::{Body, Segment};
 use crate::options::Options;
 use crate::storage::{Access, File, Mapping, Storage};
@@ -98,7 +98,7 @@ fn find_segment(
             check_empty(&head, listed, origin, &file_name)?;
             // Frames wait for their header to be durable: a header that never was one has none behind it.
             let torn = head.iter().any(|&byte| byte != 0) && SegmentHeader::decode_any(&head).is_none();
-            if torn && evidence(&file.map(len).map_err(failed)?, salt, HEADER_BYTES, Lsn::ZERO).is_some() {
+            if torn && holds_frame(&file.map(len).map_err(failed)?, salt, listed.segment) {
                 return Err(Error::corrupt(file_name, 0, "the header of a segment with frames is damaged"));
             }
             let follows = frames_of_another_life(&*file, len, &head, &file_name)?;

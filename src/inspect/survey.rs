@@ -9,7 +9,7 @@ use crate::format::{HEADER_BYTES, name};
 use crate::index::saved_slots;
 use crate::index_file::{IndexFile, Known};
 use crate::log::list::second_copy;
-use crate::log::scan::{Start, evidence, has_frames, scan};
+use crate::log::scan::{Start, has_frames, holds_frame, scan};
 use crate::storage::{Access, File, Storage};
 use crate::sync::Arc;
 use crate::types::{Lsn, SegmentId};
@@ -174,7 +174,7 @@ impl Survey {
         }
         if header.is_none() {
             let frames = has_frames(&head, salt) || seal.is_some();
-            if !frames && !self.lost_header(&*file, file_name, &head, len, salt)? {
+            if !frames && !self.lost_header(&*file, file_name, &head, len, (salt, id))? {
                 self.check_empty(&*file, file_name, &head, len, id, &store_id)?;
                 return Ok(None);
             }
@@ -200,10 +200,10 @@ impl Survey {
         file_name: &str,
         head: &[u8],
         len: usize,
-        salt: Salt,
+        (salt, segment): (Salt, SegmentId),
     ) -> Result<bool> {
         let torn = head.iter().any(|&byte| byte != 0) && SegmentHeader::decode_any(head).is_none();
-        Ok(torn && evidence(&self.read(file, file_name, len), salt, HEADER_BYTES, Lsn::ZERO).is_some())
+        Ok(torn && holds_frame(&self.read(file, file_name, len), salt, segment))
     }
 
     /// A file without frames of its listed life may hold those of an earlier one, and nothing else.
