@@ -56,9 +56,6 @@ step "a million power cuts, every error of every storage call, every short seque
 TIDEWALL_CAMPAIGN=1000000 TIDEWALL_CAMPAIGN_ERRORS=2 TIDEWALL_CAMPAIGN_STEPS=3 \
     cargo test --locked --release --features testkit --test campaign -- --nocapture --test-threads 1
 
-step "every bit and every length of a compacted store"
-TIDEWALL_DAMAGE_EVERY=1 cargo test --locked --release --features testkit --test damage -- --nocapture
-
 step "the protocol searched exhaustively, and the engine beside its model"
 CARGO_TARGET_DIR="$target/model" cargo clippy --locked --release --all-targets --manifest-path model/Cargo.toml -- -D warnings
 CARGO_TARGET_DIR="$target/model" cargo test --locked --release --manifest-path model/Cargo.toml
