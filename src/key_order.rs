@@ -1,13 +1,14 @@
-//! The keys in order, where an index file has spared the open from sorting them.
+//! The keys in order.
 //!
 //! One job: make the ordered sets from the index, when the first one is asked for: a scan, a delete of a
-//! prefix, or marks to be folded. Writers go on meanwhile; what they add and remove is noted and added behind.
+//! prefix, or marks to be folded. Whoever never asks does not pay. Writers go on meanwhile; what they add and
+//! remove is noted and added behind.
 //!
 //! Read next: `snapshot.rs`, which walks the keys.
 
 use crate::engine::{Engine, KeyspaceState};
 use crate::error::Result;
-use crate::index::{Place, UnorderedKeys};
+use crate::index::{KEPT, Place, UnorderedKeys};
 use crate::op::{Class, Kind};
 use crate::sync::Arc;
 use crate::types::{KeyspaceId, Lsn};
@@ -24,7 +25,7 @@ impl Engine {
     /// # Errors
     /// An op that the index points at cannot be read.
     pub fn sort_keys(&self, keyspace: &KeyspaceState) -> Result<()> {
-        if !keyspace.keys.are_unsorted() {
+        if !keyspace.keys.ask() {
             return Ok(());
         }
         let _compactor = self.compactor.lock();
@@ -40,6 +41,19 @@ impl Engine {
         if unsorted.is_empty() {
             return Ok(());
         }
+        let sorted = self.note_keys(&mut unsorted);
+        for (keyspace, keys) in unsorted.into_values() {
+            match sorted {
+                Ok(()) => keyspace.keys.catch_up(keys),
+                Err(_) => keyspace.keys.postpone(),
+            }
+        }
+        sorted
+    }
+
+    fn note_keys(&self, unsorted: &mut Unsorted) -> Result<()> {
+        // Before anything is looked at: whatever changes behind this is noted.
+        unsorted.values().for_each(|(keyspace, _)| keyspace.keys.begin_sorting());
         // Before anything is looked at: what is deleted behind this may be wanted by a reader.
         let seen_by_all = self.snapshots.oldest(self.progress.durable());
         let mut places = Vec::with_capacity(self.slots.len());
@@ -48,10 +62,7 @@ impl Engine {
         places.sort_unstable();
         places.dedup();
         for places in places.chunks(AT_ONCE) {
-            self.add_keys(places, seen_by_all, &mut unsorted)?;
-        }
-        for (keyspace, keys) in unsorted.into_values() {
-            keyspace.keys.catch_up(keys);
+            self.add_keys(places, seen_by_all, unsorted)?;
         }
         Ok(())
     }
@@ -74,9 +85,13 @@ impl Engine {
             } else {
                 may_be_seen(op.head.kind, op.lsn)
             };
-            if is_there {
-                keys.insert(op.key());
+            if !is_there || keys.insert(op.key()) <= KEPT || keyspace.keys.is_wanted() {
+                continue;
             }
+            // Few keys are kept for who may ask for them. These are many.
+            let id = keyspace.id;
+            keyspace.keys.postpone();
+            unsorted.remove(&id);
         }
         Ok(())
     }

@@ -27,6 +27,9 @@ const FEW_OPS: u64 = 4096;
 /// what is written stays below thirty bytes an op.
 const MANY_OPS: u64 = 300_000;
 const SHARE_OF_NAMES: u64 = 3;
+/// About what a name takes in the file, and how long the file is anyway before it is worth writing a shorter one.
+const NAME_BYTES: u64 = 10;
+const MANY_BYTES: u64 = 8 << 20;
 /// At a clean close, already when so small a share would be replayed.
 const SHARE_AT_CLOSE: u64 = 256;
 
@@ -46,9 +49,15 @@ impl Engine {
             (Some(ops), _) => uncovered >= ops,
             (None, true) => uncovered >= FEW_OPS.max(names / SHARE_AT_CLOSE),
             (None, false) => {
-                uncovered >= MANY_OPS.max(names / SHARE_OF_NAMES) + self.index.put_off.load(Ordering::Relaxed)
+                let many = MANY_OPS.max(names / SHARE_OF_NAMES) + self.index.put_off.load(Ordering::Relaxed);
+                uncovered >= many || self.is_index_bloated(names)
             }
         }
+    }
+
+    /// Whether the index file is full of names that are gone.
+    fn is_index_bloated(&self, names: u64) -> bool {
+        self.index.bytes.load(Ordering::Relaxed) > MANY_BYTES.max(names * NAME_BYTES * SHARE_OF_NAMES)
     }
 
     /// Writes an index file if it is time to, and says what went wrong to whoever listens to events.
@@ -123,7 +132,6 @@ impl Engine {
         let before = IndexFile::open(self.pool.storage(), &cut.block)
             .and_then(|file| replay_on(file.ok()?, &cut.block, &known, background).ok());
         let mut replay = before.unwrap_or_else(|| Replay::new(&cut.block));
-        replay.leave_keys();
         let mut loaded = Vec::new();
         for (found, segment) in &begun {
             if found.header.before.lsn < replay.covers {

@@ -7,16 +7,17 @@
 //! Read next: `engine.rs`, which takes the state over.
 
 use crate::commit::sealed_form;
-use crate::engine::{KeyspaceState, is_named};
+use crate::engine::KeyspaceState;
 use crate::error::{Error, Result};
 use crate::fence::Floor;
 use crate::format::header::{End, Seal, StoreBlock};
 use crate::format::index::{IndexHead, IndexedKeyspace, IndexedSegment};
 use crate::format::name;
 use crate::grace::Recorded;
-use crate::index::{Slots, SlotsWriter, UnorderedKeys, name_hash, slots};
+use crate::index::{Slots, SlotsWriter, name_hash, slots};
 use crate::log::segment::{OpRef, Segment, Segments};
 use crate::log::usage::{Usage, Used, Weight};
+use crate::look_up::is_named;
 use crate::op::{Class, GrantValue, KeyspaceValue, Kind, check_keyspace_name};
 use crate::options::{ReadMode, Scope, Tokens};
 use crate::read_ahead::{Batch, Loaded, Read};
@@ -32,10 +33,6 @@ pub(crate) struct Replay {
     pub writer: SlotsWriter,
     pub segments: Segments,
     pub keyspaces: Vec<Arc<KeyspaceState>>,
-    /// The keys of each keyspace, until they are all known. Empty where an index file stands for the first part
-    /// of the log: then they are put in order when somebody asks for them.
-    keys: Vec<UnorderedKeys>,
-    sorts_keys: bool,
     /// Segments that follow a lower lsn than this are in the index file that this began with.
     pub covers: Lsn,
     /// Leases that nobody has released, as far as the log goes.
@@ -56,8 +53,6 @@ impl Replay {
             writer,
             segments: Segments::new(),
             keyspaces: Vec::new(),
-            keys: Vec::new(),
-            sorts_keys: true,
             covers: Lsn::ZERO,
             recorded: Recorded::new(block.incarnation),
             usage: Usage::default(),
@@ -75,14 +70,8 @@ impl Replay {
         (slots, writer): (Arc<Slots>, SlotsWriter),
         is_there: impl Fn(SegmentId) -> bool,
     ) -> Self {
-        let mut replay = Replay {
-            slots,
-            writer,
-            sorts_keys: false,
-            covers: head.bound.lsn,
-            counter: head.counter,
-            ..Replay::new(block)
-        };
+        let mut replay =
+            Replay { slots, writer, covers: head.bound.lsn, counter: head.counter, ..Replay::new(block) };
         for keyspace in head.keyspaces {
             let IndexedKeyspace { id, name, value, floors: [raised, folded], highest, .. } = keyspace;
             let state = KeyspaceState::new(id, name, value.options, value.closed);
@@ -162,11 +151,6 @@ impl Replay {
         self.segments.set(segment);
     }
 
-    /// Nobody will ask for the keys in order.
-    pub fn leave_keys(&mut self) {
-        self.sorts_keys = false;
-    }
-
     fn set_form(&self, segment: &Segment, end: u32, mode: ReadMode) -> Result<()> {
         let form = sealed_form(segment, end, mode)
             .map_err(|e| Error::io(format!("mapping {}", name::segment(segment.id)), e))?;
@@ -218,14 +202,9 @@ impl Replay {
         batch.failed.map_or(Ok(batch.ops.len() as u64), Err)
     }
 
-    /// Puts the keys in order, and gives every segment the form that readers use.
+    /// Gives every segment the form that readers use. The keys are put in order when somebody asks for them.
     pub fn settle(&mut self, mode: ReadMode) -> Result<()> {
-        if !self.sorts_keys {
-            self.keyspaces.iter().for_each(|keyspace| keyspace.keys.postpone());
-        }
-        for (keyspace, keys) in self.keyspaces.iter().zip(self.keys.drain(..)) {
-            keyspace.keys.fill(keys);
-        }
+        self.keyspaces.iter().for_each(|keyspace| keyspace.keys.postpone());
         for (segment, end) in std::mem::take(&mut self.forms) {
             self.set_form(&segment, end, mode)?;
         }
@@ -256,7 +235,7 @@ impl Replay {
             }
         }
         match op.head.kind {
-            Kind::Put | Kind::Delete => return self.version(op, hash, &keyspace, at, guard),
+            Kind::Put | Kind::Delete => return self.version(op, hash, &keyspace, guard),
             Kind::Grant => {
                 let value = GrantValue::decode(value).ok_or(Wrong::What("a grant without an owner"))?;
                 self.fence(op, &keyspace, op.key(), hash, guard)?;
@@ -290,9 +269,6 @@ impl Replay {
             Err(at) => {
                 let state = KeyspaceState::new(id, name.to_owned(), value.options, value.closed);
                 self.keyspaces.insert(at, Arc::new(state));
-                if self.sorts_keys {
-                    self.keys.insert(at, UnorderedKeys::default());
-                }
                 self.keyspaces[at].clone()
             }
         };
@@ -318,7 +294,6 @@ impl Replay {
         op: &OpRef<'_>,
         hash: u64,
         keyspace: &KeyspaceState,
-        at: usize,
         guard: &Guard,
     ) -> Result<(), Wrong> {
         let key = op.key();
@@ -326,13 +301,6 @@ impl Replay {
             Entered::Newest(before) => {
                 if keyspace.options.scope == Scope::Key {
                     check_rise(op.head.token, before.as_ref())?;
-                }
-                let was_present = before.as_ref().is_some_and(|before| before.is_put);
-                match op.head.kind {
-                    _ if !self.sorts_keys => {}
-                    Kind::Put if !was_present => self.keys[at].insert(key),
-                    Kind::Delete if was_present => self.keys[at].remove(key),
-                    _ => {}
                 }
                 self.usage.add(op.at, Weight::of(&op.head));
                 if let Some(before) = before {
@@ -425,7 +393,6 @@ enum Entered {
 struct Before {
     at: Location,
     mark: u64,
-    is_put: bool,
     weight: Weight,
     state_weight: Weight,
 }
@@ -435,7 +402,6 @@ impl Before {
         Before {
             at: op.at,
             mark: op.head.token,
-            is_put: op.head.kind == Kind::Put,
             weight: Weight::of(&op.head),
             state_weight: Weight::as_state(&op.head),
         }

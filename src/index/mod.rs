@@ -10,7 +10,7 @@ mod table;
 mod slots;
 mod ordered;
 
-pub(crate) use ordered::{KeyChunk, OrderedKeys, UnorderedKeys, prefix_end};
+pub(crate) use ordered::{KEPT, KeyChunk, OrderedKeys, UnorderedKeys, prefix_end};
 pub(crate) use slots::{SavedTable, Slots, SlotsWriter, saved_slots, slots};
 pub(crate) use table::{Place, SEGMENT_BITS};
 
