@@ -69,6 +69,8 @@ const GARBAGE_SEGMENTS: u64 = 4;
 const WORTH_PERCENT: u64 = 15;
 /// Segments of one round: more cost fewer syncs, and hold back more space meanwhile.
 const ROUND: usize = 16;
+/// Bytes of the segments of a round that is asked for: the rest of the log is read once for each.
+const READ_AT_ONCE: u64 = 1 << 30;
 /// So long a write waits for the round of another before it takes more space: one that sleeps through its lease
 /// is fenced, and a lease that lasts holds the floor of its keyspace back.
 const SHORT_WAIT: Duration = Duration::from_millis(250);
@@ -142,16 +144,32 @@ impl Engine {
         all.retain(|used| used.garbage() * 16 > used.filled || used.carried > 0);
         let most = self.pool.usual_bytes() as u64;
         while compactor.drained.is_empty() && !all.is_empty() {
-            let count = first_within(&all, most, 4 * ROUND);
+            let count = first_within(&all, most);
             let first: Vec<Used> = all.drain(..count).collect();
             self.round(&mut compactor, &self.affordable(&first)?, Deletes::LookedUp)?;
         }
         let waiting = compactor.drained.iter().map(|(segments, _)| segments.len() as u32).sum();
+        drop(compactor);
+        self.trim()?;
         Ok(Compacted {
             segments: (self.counters.retired.load(Ordering::Relaxed) - before) as u32,
             bytes: self.counters.retired_bytes.load(Ordering::Relaxed) - bytes_before,
             waiting,
         })
+    }
+
+    /// Gives back what is larger than the store needs by now: spares, and the index file.
+    fn trim(&self) -> Result<()> {
+        let trimmed = self.pool.trim().map_err(|e| Error::io("writing STORE", e));
+        self.check_list();
+        trimmed?;
+        if self.options.background {
+            self.pool_bell.ring();
+            self.index_bell.ring();
+        } else {
+            self.refresh_index_if_due(false);
+        }
+        Ok(())
     }
 
     /// The segments of which the least is needed, while there is enough garbage.
@@ -458,13 +476,15 @@ impl Engine {
     }
 }
 
-/// How many of the first hold no more than `most` bytes that are needed: at least one.
-fn first_within(all: &[Used], most: u64, count: usize) -> usize {
-    let sums = all.iter().scan(0, |sum, used| {
-        *sum += used.live;
-        Some(*sum)
+/// How many of the first hold no more than `most` bytes that are needed, and few enough in all to be read at
+/// once: at least one.
+fn first_within(all: &[Used], most: u64) -> usize {
+    let sums = all.iter().scan((0, 0), |(live, filled), used| {
+        *live += used.live;
+        *filled += used.filled;
+        Some((*live, *filled))
     });
-    sums.take(count).take_while(|sum| *sum <= most).count().max(1)
+    sums.take_while(|&(live, filled)| live <= most && filled <= READ_AT_ONCE).count().max(1)
 }
 
 fn is_choosable(used: &Used) -> bool {

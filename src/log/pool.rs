@@ -410,6 +410,33 @@ impl Pool {
         recycled
     }
 
+    /// Gives back the spares that are too large by now, and those beyond what is always kept.
+    ///
+    /// # Errors
+    /// The failure of the disk: they may be listed or not, so their files stay.
+    pub fn trim(&self) -> io::Result<()> {
+        let mut list = self.list.lock();
+        loop {
+            // With each that goes the store is smaller.
+            let most = self.following_bytes(&list).saturating_mul(2);
+            let Some(spare) = self.take_excess(most) else { return Ok(()) };
+            let segment = spare.listed.segment;
+            let updated = list.update(|block| block.segments.retain(|listed| listed.segment != segment));
+            self.note_list(&list);
+            updated?;
+            drop(spare);
+            // Not listed: what cannot be removed now goes at the next open.
+            let _ = self.storage.remove(&name::segment(segment));
+        }
+    }
+
+    fn take_excess(&self, most: u32) -> Option<Spare> {
+        let mut ready = self.ready.lock();
+        let largest = (0..ready.len()).max_by_key(|&at| ready[at].listed.bytes)?;
+        let is_excess = ready[largest].listed.bytes > most || ready.len() > RESERVE + 1;
+        is_excess.then(|| ready.swap_remove(largest))
+    }
+
     /// Removes the file of a retired segment.
     pub fn remove(&self, retired: Listed) {
         // Not listed: what cannot be removed now goes at the next open.
