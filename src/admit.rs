@@ -6,13 +6,16 @@
 //!
 //! Read next: `append.rs`, what happens when it may.
 
-use crate::engine::{Engine, FenceView, KeyspaceState, Tail, When, fenced};
+use crate::engine::{Engine, FenceHashes, FenceView, KeyspaceState, Tail};
 use crate::error::{Error, Found, Result};
 use crate::fence::{self, OpOrder, Refusal};
+use crate::log::segment::Glance;
+use crate::look_up::fenced;
 use crate::op::{Class, Kind};
 use crate::sync::Arc;
 use crate::types::{Excerpt, Lsn, Mark, OpId, Token};
 use crossbeam_epoch::Guard;
+use std::iter;
 
 /// One change of a write, its hashes and checksum made outside of any lock.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +57,7 @@ impl ChangeKind {
 pub(crate) struct Fence<'a> {
     pub keyspace: &'a Arc<KeyspaceState>,
     pub name: &'a [u8],
-    pub hash: u64,
+    pub hashes: FenceHashes,
     pub token: Token,
     /// The write raises it on purpose, so a token granted for another fence is welcome.
     pub raises: bool,
@@ -118,6 +121,8 @@ pub(crate) struct Write<'a> {
     pub conditions: &'a [Condition<'a>],
     pub op: Option<OpId>,
     pub require: Require,
+    /// What was seen of the first fences just before.
+    pub seen: &'a [Option<Glance>],
     /// At most so many bytes as a frame.
     pub bytes: usize,
 }
@@ -146,8 +151,9 @@ impl Engine {
         views: &mut Vec<FenceView>,
     ) -> Result<(), Refused> {
         views.clear();
-        for fence in write.fences {
-            views.push(self.fence(fence.keyspace, fence.name, fence.hash, When::Appended, guard)?);
+        let seen = write.seen.iter().copied().chain(iter::repeat(None));
+        for (fence, seen) in write.fences.iter().zip(seen) {
+            views.push(self.fence_seen(fence.keyspace, fence.name, fence.hashes, seen, guard)?);
         }
         for (fence, view) in write.fences.iter().zip(views.iter()) {
             self.check_token(tail, fence, view)?;

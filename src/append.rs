@@ -258,7 +258,7 @@ impl Engine {
             }
             if let Some(before) = fence_before {
                 change.keyspace.note_fence();
-                point(tail, fence.hash, before, at);
+                point(tail, fence.hashes.own, before, at);
                 let view = &work.views[change.fence];
                 if let Some(before) = before.filter(|_| before == view.at) {
                     tail.usage.remove(before, view.weight);

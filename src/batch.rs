@@ -9,11 +9,12 @@ use crate::admit::{Change, ChangeKind, Condition, Expect, Fence, Require, Write}
 use crate::append::{batch_bytes, frame_bytes};
 use crate::commit::Answer;
 use crate::db::{Commit, Shared};
-use crate::engine::KeyspaceState;
+use crate::engine::{Engine, KeyspaceState};
 use crate::error::{Error, Result};
 use crate::format::op::INLINE_VALUE_BYTES;
 use crate::keyspace::{Keyspace, check_key};
 use crate::op::Class;
+use crate::options::Scope;
 use crate::sync::Arc;
 use crate::types::{Excerpt, Lsn, MAX_BATCH_BYTES, OpId, Token};
 use rapidhash::quality::RandomState;
@@ -213,7 +214,7 @@ impl Batch {
         // Backwards, so that of two changes to one key the later one is met first.
         for stored in self.changes.iter().rev() {
             let (key, value) = (&self.bytes[stored.key.clone()], &self.bytes[stored.value.clone()]);
-            plan.add(stored, key, value, |class, name| engine.hash(&stored.keyspace, class, name))?;
+            plan.add(engine, stored, key, value)?;
         }
         plan.changes.reverse();
         let conditions: Vec<_> = self
@@ -231,6 +232,7 @@ impl Batch {
             conditions: &conditions,
             op: self.op,
             require: self.require,
+            seen: &[],
             bytes: frame_bytes(plan.changes.len(), self.bytes.len()),
         })
     }
@@ -254,19 +256,14 @@ impl<'a> Plan<'a> {
         }
     }
 
-    fn add(
-        &mut self,
-        stored: &'a Stored,
-        key: &'a [u8],
-        value: &'a [u8],
-        hash: impl Fn(Class, &[u8]) -> u64,
-    ) -> Result<()> {
+    fn add(&mut self, engine: &Engine, stored: &'a Stored, key: &'a [u8], value: &'a [u8]) -> Result<()> {
         let (kind, keyspace, token) = (stored.kind, &stored.keyspace, stored.token);
         let raises = kind == ChangeKind::Raise;
         let name = if raises { key } else { keyspace.fence_of(key) };
         let fences = &mut self.fences;
         let fence = *self.known.entry((keyspace.id.0, name)).or_insert_with(|| {
-            fences.push(Fence { keyspace, name, hash: hash(Class::Fence, name), token, raises });
+            let hashes = engine.fence_hashes(keyspace, name);
+            fences.push(Fence { keyspace, name, hashes, token, raises });
             fences.len() - 1
         });
         if self.fences[fence].token != token {
@@ -278,7 +275,11 @@ impl<'a> Plan<'a> {
         }
         self.fences[fence].raises |= raises;
         if self.keys.insert((keyspace.id.0, raises, key)) {
-            let hash = hash(Class::Key, key);
+            let is_fence = keyspace.options.scope == Scope::Key && !raises;
+            let hash = match is_fence {
+                true => self.fences[fence].hashes.key,
+                false => engine.hash(keyspace, Class::Key, key),
+            };
             self.changes.push(Change {
                 kind,
                 keyspace,

@@ -202,8 +202,8 @@ impl Engine {
                 fate.carried = keyspace.holds_floor(floor, op.lsn).then_some(whole);
             }
             Kind::Release => {
-                let hash = self.hash(&keyspace, Class::Fence, op.key());
-                let state = self.fence(&keyspace, op.key(), hash, When::Appended, guard)?.state;
+                let hashes = self.fence_hashes(&keyspace, op.key());
+                let state = self.fence(&keyspace, op.key(), hashes, When::Appended, guard)?.state;
                 let is_needed = state.mark == op.head.token && !is_covered;
                 fate.carried = is_needed.then_some(whole);
             }

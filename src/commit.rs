@@ -45,9 +45,18 @@ pub(crate) struct Answer {
 impl Engine {
     /// Judges and appends a write. The answer is not to be given yet: see [`Engine::settle`].
     pub fn begin(&self, write: &Write<'_>) -> Result<Answer> {
-        for fence in write.fences {
-            self.check_early(fence.keyspace, fence.name, fence.hash, fence.token)?;
+        let (mut one, mut many);
+        let seen: &mut [_] = if write.fences.len() == 1 {
+            one = [None];
+            &mut one
+        } else {
+            many = vec![None; write.fences.len()];
+            &mut many
+        };
+        for (fence, seen) in write.fences.iter().zip(&mut *seen) {
+            *seen = self.check_early(fence.keyspace, fence.name, fence.hashes, fence.token)?;
         }
+        let write = &Write { seen, ..*write };
         let frees_space = write.changes.iter().all(|change| change.kind != ChangeKind::Put);
         let need = if frees_space { Need::Privileged } else { Need::Ordinary };
         loop {

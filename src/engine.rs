@@ -1,21 +1,19 @@
-//! The store in memory: what is appended, what is durable, and how a name is found in the log.
+//! The store in memory: what is appended, and what is durable.
 //!
-//! One job: hold the state that the verbs (`commit`, `recover`, `grant`) work on, and answer "what is
-//! the newest version of this name at or below that lsn?".
+//! One job: hold the state that the verbs (`commit`, `recover`, `grant`) work on.
 //!
 //! Lock order: the compactor → what leaves the list (`Pool::retiring`) → commit lock → list of the pool →
 //! tail lock → a waiter → spares, lease table, queues, watches, key sets, snapshots.
 //! The tail lock is never held across a write or a sync. Readers take none of them.
 //!
-//! Read next: `commit.rs`.
+//! Read next: `look_up.rs`, how a name is found; `commit.rs`.
 
 use crate::error::{Cause, Error, Result};
 use crate::events;
-use crate::fence::{FenceState, Floor, is_fenced, last_op, mark};
+use crate::fence::{FenceState, Floor};
 use crate::format::header::{End, Listed};
-use crate::format::op::Head;
 use crate::group_commit::{Doorbell, Progress};
-use crate::index::{Slots, SlotsWriter, name_hash};
+use crate::index::{Slots, SlotsWriter};
 use crate::lease::Bell;
 use crate::lease_table::LeaseTable;
 use crate::log::image::{Appender, Image, Images};
@@ -23,17 +21,16 @@ use crate::log::pool::Pool;
 use crate::log::scan::Table;
 use crate::log::segment::{Glance, OpRef, Segment, Segments};
 use crate::log::usage::{Usage, Weight};
-use crate::op::{Class, Kind};
-use crate::options::{Options, Scope};
+use crate::op::Kind;
+use crate::options::Options;
 use crate::snapshot::Snapshots;
 pub(crate) use crate::space::KeyspaceState;
 use crate::space::{Afterlife, Compactor, Indexed};
 use crate::stats::Counters;
 use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
-use crate::types::{Excerpt, KeyspaceId, Location, Lsn, Token};
+use crate::types::{KeyspaceId, Location, Lsn, Token};
 use crate::waiters::Waiters;
 use crate::watches::Watches;
-use crossbeam_epoch::Guard;
 use crossbeam_queue::SegQueue;
 use std::collections::VecDeque;
 use std::fmt;
@@ -91,6 +88,11 @@ pub(crate) struct Version {
 impl Version {
     pub fn of(op: &OpRef<'_>) -> Self {
         Version { at: op.at, is_put: op.head.kind == Kind::Put, weight: Weight::of(&op.head) }
+    }
+
+    pub fn seen(op: &Glance) -> Self {
+        let weight = Weight::new(op.kind, op.is_moved, op.len);
+        Version { at: op.at, is_put: op.kind == Kind::Put, weight }
     }
 }
 
@@ -230,194 +232,16 @@ pub(crate) struct FenceView {
     pub version: Option<Version>,
 }
 
+/// Under which hashes the state of a fence is found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FenceHashes {
+    /// Of its name, as a fence.
+    pub own: u64,
+    /// In `Scope::Key`, of the key that it is; else it means nothing.
+    pub key: u64,
+}
+
 impl Engine {
-    pub fn hash(&self, keyspace: &KeyspaceState, class: Class, name: &[u8]) -> u64 {
-        name_hash(self.seed, keyspace.id.0, class as u8, name)
-    }
-
-    /// The newest op under a name, durable or not.
-    pub fn newest<'g>(
-        &self,
-        keyspace: &KeyspaceState,
-        class: Class,
-        name: &[u8],
-        hash: u64,
-        guard: &'g Guard,
-    ) -> Result<Option<OpRef<'g>>> {
-        self.find_newest(hash, guard, |segment, offset| {
-            let found = segment.op(offset)?;
-            Ok(is_named(&found, keyspace, class, name).then_some(found))
-        })
-    }
-
-    /// A little of the newest op under a name, durable or not.
-    fn glance(
-        &self,
-        keyspace: &KeyspaceState,
-        class: Class,
-        name: &[u8],
-        hash: u64,
-        guard: &Guard,
-    ) -> Result<Option<Glance>> {
-        self.find_newest(hash, guard, |segment, offset| {
-            segment.glance(offset, |head, key| is_head_named(head, key, keyspace, class, name))
-        })
-    }
-
-    #[inline(always)]
-    fn find_newest<'g, T>(
-        &self,
-        hash: u64,
-        guard: &'g Guard,
-        probe: impl Fn(&'g Segment, u32) -> Result<Option<T>>,
-    ) -> Result<Option<T>> {
-        loop {
-            let mut is_gone = false;
-            let found = self.slots.find(hash, guard, |place| -> Result<_> {
-                let Some(segment) = self.segments.get(place.segment, guard) else {
-                    is_gone = true;
-                    return Ok(None);
-                };
-                probe(segment, place.offset)
-            })?;
-            // Between the look at the slot and the look at the segment the op was carried elsewhere and its
-            // segment retired: the slot names the new place by now.
-            if found.is_some() || !is_gone {
-                return Ok(found);
-            }
-        }
-    }
-
-    /// Follows links back until an op is old enough.
-    fn back_to<'g>(
-        &self,
-        mut found: Option<OpRef<'g>>,
-        when: When,
-        link: impl Fn(&OpRef<'g>) -> Option<Location>,
-        guard: &'g Guard,
-    ) -> Result<Option<OpRef<'g>>> {
-        let lsn = match when {
-            When::Appended => return Ok(found),
-            When::Visible => self.progress.durable(),
-            When::At(lsn) => lsn,
-        };
-        while let Some(op) = &found
-            && op.lsn > lsn
-        {
-            let Some(at) = link(op) else { return Ok(None) };
-            let before = self.segments.op(at, guard)?;
-            // A segment goes only when what came after its ops is visible: then that is the answer. A
-            // snapshot keeps the segments that it needs.
-            if before.is_none() && when == When::Visible && op.lsn <= self.progress.durable() {
-                return Ok(found);
-            }
-            found = before;
-        }
-        Ok(found)
-    }
-
-    /// The version of a key: a put, a delete, or nothing. Upholds S1.
-    pub fn version<'g>(
-        &self,
-        keyspace: &KeyspaceState,
-        key: &[u8],
-        hash: u64,
-        when: When,
-        guard: &'g Guard,
-    ) -> Result<Option<OpRef<'g>>> {
-        let newest = self.newest(keyspace, Class::Key, key, hash, guard)?;
-        self.back_to(newest, when, |op| op.head.previous(), guard)
-    }
-
-    /// What stands at a fence.
-    ///
-    /// In `Scope::Key` the versions of the key carry the state of its fence too, so a fence costs
-    /// nothing beside its key; whichever op is newer has it.
-    pub fn fence(
-        &self,
-        keyspace: &KeyspaceState,
-        name: &[u8],
-        hash: u64,
-        when: When,
-        guard: &Guard,
-    ) -> Result<FenceView> {
-        let newest = if keyspace.names_fences() {
-            self.newest(keyspace, Class::Fence, name, hash, guard)?
-        } else {
-            None
-        };
-        let at = newest.as_ref().map(|op| op.at);
-        let weight = newest.as_ref().map_or(Weight::default(), |op| Weight::as_state(&op.head));
-        let own = self.back_to(newest, when, |op| op.head.fence().flatten(), guard)?;
-        let mut view = FenceView {
-            state: own.as_ref().map_or(FenceState::default(), state_of),
-            at,
-            weight,
-            version: None,
-        };
-        if keyspace.options.scope == Scope::Key {
-            let key_hash = self.hash(keyspace, Class::Key, name);
-            if let Some(version) = self.version(keyspace, name, key_hash, when, guard)? {
-                view.version = Some(Version::of(&version));
-                if version.lsn > view.state.lsn {
-                    view.state = state_of(&version);
-                }
-            }
-        }
-        let floor = match when {
-            When::Appended => keyspace.floor_appended(),
-            _ => keyspace.floor_durable(),
-        };
-        // It may be older than one that is forgotten: who believed it would take that for never done.
-        if view.state.mark <= floor.folded {
-            view.state = FenceState::default();
-        }
-        Ok(view)
-    }
-
-    /// A little of the op that carries the newest state of a fence, found as [`Engine::fence`] does.
-    fn glance_at_fence(
-        &self,
-        keyspace: &KeyspaceState,
-        name: &[u8],
-        hash: u64,
-        guard: &Guard,
-    ) -> Result<Glance> {
-        let mut seen = Glance::default();
-        if keyspace.names_fences() {
-            seen = self.glance(keyspace, Class::Fence, name, hash, guard)?.unwrap_or_default();
-        }
-        if keyspace.options.scope == Scope::Key {
-            let key_hash = self.hash(keyspace, Class::Key, name);
-            let version = self.glance(keyspace, Class::Key, name, key_hash, guard)?;
-            seen = version.filter(|version| version.lsn > seen.lsn).unwrap_or(seen);
-        }
-        Ok(seen)
-    }
-
-    /// The refusal that needs no lock: the durable mark alone is above the token.
-    ///
-    /// The own mark is read before the floor: folding raises the floor before it drops own marks.
-    pub fn check_early(&self, keyspace: &KeyspaceState, fence: &[u8], hash: u64, token: Token) -> Result<()> {
-        let guard = crossbeam_epoch::pin();
-        let durable = self.progress.durable();
-        let seen = self.glance_at_fence(keyspace, fence, hash, &guard)?;
-        if !is_fenced(token, seen.token, keyspace.floor_appended()) {
-            return Ok(());
-        }
-        let state = if seen.lsn > durable || seen.is_numbered {
-            self.fence(keyspace, fence, hash, When::Visible, &guard)?.state
-        } else {
-            FenceState { mark: seen.token, lsn: seen.lsn, ..FenceState::default() }
-        };
-        let floor = keyspace.floor_durable();
-        if is_fenced(token, state.mark, floor) {
-            self.counters.fenced.fetch_add(1, Ordering::Relaxed);
-            return Err(fenced(token, fence, &state, floor));
-        }
-        Ok(())
-    }
-
     /// Answers `Poisoned` or `Closed` where nothing may be written any more.
     pub fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Acquire) {
@@ -482,38 +306,5 @@ impl Tail {
     /// The group that makes `lsn` durable: the one being gathered, or the one on its way.
     pub fn group_of(&self, lsn: Lsn) -> u32 {
         if lsn >= self.group_start { self.group } else { self.group.wrapping_sub(1) }
-    }
-}
-
-/// The state that an op leaves its fence in.
-pub(crate) fn state_of(op: &OpRef<'_>) -> FenceState {
-    let links = op.head.links(&op.bytes);
-    FenceState { mark: op.head.token, lsn: op.lsn, last: links.last, predecessor: links.predecessor }
-}
-
-/// Whether an op stands under a name: as a version of a key, or as the state of a fence.
-pub(crate) fn is_named(found: &OpRef<'_>, keyspace: &KeyspaceState, class: Class, name: &[u8]) -> bool {
-    is_head_named(&found.head, found.key(), keyspace, class, name)
-}
-
-#[inline]
-fn is_head_named(head: &Head, key: &[u8], keyspace: &KeyspaceState, class: Class, name: &[u8]) -> bool {
-    if head.keyspace != keyspace.id {
-        return false;
-    }
-    match (class, head.kind) {
-        (Class::Key, kind) => kind.is_value() && key == name,
-        (Class::Fence, Kind::Grant | Kind::Mark) => key == name,
-        (Class::Fence, kind) => kind.is_value() && head.fence().is_some() && keyspace.fence_of(key) == name,
-    }
-}
-
-/// The refusal, with what the loser wants to know.
-pub(crate) fn fenced(token: Token, fence: &[u8], own: &FenceState, floor: Floor) -> Error {
-    Error::Fenced {
-        token,
-        mark: mark(own.mark, floor),
-        fence: Excerpt::new(fence),
-        last_op: last_op(token, own, floor),
     }
 }

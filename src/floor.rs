@@ -7,11 +7,11 @@
 
 use crate::admit::Refused;
 use crate::append::{frame_bytes, room};
-use crate::engine::fenced;
 use crate::error::{Error, Result};
 use crate::fence::{self, FenceState, Refusal};
 use crate::keyspace::{Keyspace, Raised};
 use crate::log::pool::Need;
+use crate::look_up::fenced;
 use crate::options::Tokens;
 use crate::sync::Ordering;
 use crate::types::{Excerpt, Mark, Token};

@@ -90,8 +90,8 @@ impl Engine {
 
     fn is_superseded(&self, keyspace: &KeyspaceState, afterlife: &Afterlife) -> bool {
         let guard = crossbeam_epoch::pin();
-        let hash = self.hash(keyspace, Class::Fence, &afterlife.fence);
-        let view = self.fence(keyspace, &afterlife.fence, hash, When::Visible, &guard);
+        let hashes = self.fence_hashes(keyspace, &afterlife.fence);
+        let view = self.fence(keyspace, &afterlife.fence, hashes, When::Visible, &guard);
         // What cannot be read is not known to be superseded.
         view.is_ok_and(|view| is_fenced(afterlife.token, view.state.mark, keyspace.floor_durable()))
     }
@@ -121,7 +121,7 @@ impl Engine {
             return Ok(false);
         }
         // The keys of a fence start with its name, so the first one at or behind the name tells.
-        if keyspace.keys.are_unsorted() {
+        if keyspace.keys.ask() {
             self.sort_all_keys()?;
         }
         let mut holds_key = false;

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::fence::is_fenced;
 use crate::format::index::IndexedGrant;
 use crate::lease::{Grant, Terms};
-use crate::op::{Class, GrantValue};
+use crate::op::GrantValue;
 use crate::space::Afterlife;
 use crate::sync::Arc;
 use crate::types::{KeyspaceId, Location, Token, Ttl};
@@ -74,8 +74,8 @@ impl Engine {
         for ((id, fence), (token, value, _)) in recorded.grants {
             let keyspace = self.keyspaces.read().iter().find(|keyspace| keyspace.id == id).cloned();
             let Some(keyspace) = keyspace else { continue };
-            let hash = self.hash(&keyspace, Class::Fence, &fence);
-            let mark = self.fence(&keyspace, &fence, hash, When::Appended, &guard)?.state.mark;
+            let hashes = self.fence_hashes(&keyspace, &fence);
+            let mark = self.fence(&keyspace, &fence, hashes, When::Appended, &guard)?.state.mark;
             // Upholds L5: a mark that has passed the token has ended the lease.
             if is_fenced(token, mark, keyspace.floor_appended()) {
                 continue;

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::events;
 use crate::lease::{Ending, Grant, RenewError};
 use crate::log::pool::Need;
-use crate::op::{Class, GrantValue, Kind, Links, Op};
+use crate::op::{GrantValue, Kind, Links, Op};
 use crate::slots::{MAX_SLOTS, slot_name};
 use crate::sync::{Arc, Ordering};
 use crate::types::{Excerpt, Lsn, OwnerId, Token};
@@ -180,12 +180,12 @@ impl Engine {
         value: &[u8],
     ) -> Result<(Lsn, Option<(u64, crate::types::OpId)>)> {
         let guard = crossbeam_epoch::pin();
-        let hash = self.hash(keyspace, Class::Fence, fence);
-        let view = self.fence(keyspace, fence, hash, When::Appended, &guard)?;
+        let hashes = self.fence_hashes(keyspace, fence);
+        let view = self.fence(keyspace, fence, hashes, When::Appended, &guard)?;
         let state = crate::fence::admit(&view.state, token, None, tail.next);
         let links = Links { fence: Some(view.at), predecessor: state.predecessor, ..Links::default() };
         let op = Op { kind, keyspace: keyspace.id, token: token.get(), key: fence, value, links };
-        let lsn = self.append_fence_op(tail, keyspace, &op, hash, &view);
+        let lsn = self.append_fence_op(tail, keyspace, &op, hashes.own, &view);
         tail.counter = token.get();
         Ok((lsn, state.predecessor))
     }

@@ -184,15 +184,15 @@ impl Keyspace {
     pub fn raise(&self, token: Token, key: &[u8]) -> Result<Raised> {
         let name = self.fence_name(key)?;
         let engine = &self.shared.engine;
-        let hash = engine.hash(&self.state, Class::Fence, name);
-        engine.check_early(&self.state, name, hash, token)?;
-        let fences = [Fence { keyspace: &self.state, name, hash, token, raises: true }];
+        let hashes = engine.fence_hashes(&self.state, name);
+        let seen = [engine.check_early(&self.state, name, hashes, token)?];
+        let fences = [Fence { keyspace: &self.state, name, hashes, token, raises: true }];
         let change = Change {
             kind: ChangeKind::Raise,
             keyspace: &self.state,
             key: name,
             value: b"",
-            hash,
+            hash: hashes.own,
             value_checksum: None,
             fence: 0,
         };
@@ -203,6 +203,7 @@ impl Keyspace {
             conditions: &[],
             op: None,
             require: Require::Newest,
+            seen: &seen,
             bytes,
         };
         let (answer, already) = engine.with_room(room(bytes, 1), Need::Privileged, |tail| {
@@ -338,9 +339,10 @@ impl Keyspace {
         let engine = &self.shared.engine;
         let keyspace = &self.state;
         let name = keyspace.fence_of(key);
-        let hash = engine.hash(keyspace, Class::Key, key);
-        let fence =
-            Fence { keyspace, name, hash: engine.hash(keyspace, Class::Fence, name), token, raises: false };
+        let hashes = engine.fence_hashes(keyspace, name);
+        let is_fence = keyspace.options.scope == Scope::Key;
+        let hash = if is_fence { hashes.key } else { engine.hash(keyspace, Class::Key, key) };
+        let fence = Fence { keyspace, name, hashes, token, raises: false };
         let change =
             Change { kind, keyspace, key, value, hash, value_checksum: large_checksum(value), fence: 0 };
         let condition = expect.map(|expect| Condition { keyspace, key, hash, expect });
@@ -350,6 +352,7 @@ impl Keyspace {
             conditions: condition.as_slice(),
             op,
             require: Require::Newest,
+            seen: &[],
             bytes,
         })
     }
@@ -427,8 +430,8 @@ impl Keyspace {
             let name = keyspace.fence_of(key);
             // Keys of one fence share a prefix, so they follow one another.
             if fences.last().is_none_or(|fence| fence.name != name) {
-                let hash = engine.hash(keyspace, Class::Fence, name);
-                fences.push(Fence { keyspace, name, hash, token, raises: false });
+                let hashes = engine.fence_hashes(keyspace, name);
+                fences.push(Fence { keyspace, name, hashes, token, raises: false });
             }
             changes.push(Change {
                 kind: ChangeKind::Delete,
@@ -446,6 +449,7 @@ impl Keyspace {
             conditions: &[],
             op: None,
             require: Require::Newest,
+            seen: &[],
             bytes: found.frame_bytes(),
         };
         let judged = if changes.is_empty() { Ok(tail.last()) } else { engine.judge_and_append(tail, &write) };

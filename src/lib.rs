@@ -50,6 +50,7 @@ mod stats;
 mod snapshot;
 mod space;
 mod engine;
+mod look_up;
 mod key_order;
 mod admit;
 mod append;

@@ -237,9 +237,9 @@ impl Engine {
     /// The mark of a fence as it is on the disk: the larger of its own and the floor.
     pub fn mark(&self, keyspace: &KeyspaceState, fence: &[u8]) -> Result<Option<Mark>> {
         let guard = crossbeam_epoch::pin();
-        let hash = self.hash(keyspace, Class::Fence, fence);
+        let hashes = self.fence_hashes(keyspace, fence);
         // In front of the floor: folding raises that before it drops own marks.
-        let own = self.fence(keyspace, fence, hash, When::Visible, &guard)?.state.mark;
+        let own = self.fence(keyspace, fence, hashes, When::Visible, &guard)?.state.mark;
         let mark = crate::fence::mark(own, keyspace.floor_durable());
         Ok((mark.get() > 0).then_some(mark))
     }

@@ -6,7 +6,7 @@
 
 use super::{BUMP, Making, Output, op, progress};
 use crate::db::take_lock;
-use crate::engine::{KeyspaceState, state_of};
+use crate::engine::KeyspaceState;
 use crate::error::{Error, Result};
 use crate::fence::{FenceState, Floor};
 use crate::format::header::StoreBlock;
@@ -14,6 +14,7 @@ use crate::inspect::{Fault, FaultKind, Faults, Intact, Surveyed, survey, walk};
 use crate::log::guard::Pins;
 use crate::log::list::List;
 use crate::log::segment::{Body, OpRef, Segment};
+use crate::look_up::state_of;
 use crate::op::{KeyspaceValue, Kind, Links, Op, check_keyspace_name};
 use crate::options::{KeyspaceOptions, Options, Progress, Scope, Tokens};
 use crate::recover::recover;

@@ -2,11 +2,12 @@
 
 use super::{FaultKind, Faults, Intact, Report, Surveyed, survey, walk};
 use crate::db::take_lock;
-use crate::engine::{KeyspaceState, is_named, state_of};
+use crate::engine::KeyspaceState;
 use crate::error::{Error, Result};
 use crate::format::name;
 use crate::log::guard::Pins;
 use crate::log::segment::{Body, OpRef, Segment};
+use crate::look_up::{is_named, state_of};
 use crate::op::{Class, GrantValue, KeyspaceValue, Kind, check_keyspace_name};
 use crate::options::{Options, Progress, Scope, Tokens};
 use crate::storage::{Disk, Storage};

@@ -16,7 +16,7 @@ use crate::format::op::{self, Head};
 use crate::format::salt::Salt;
 use crate::format::{HEADER_BYTES, name};
 use crate::index::Place;
-use crate::op::Op;
+use crate::op::{Kind, Op};
 use crate::storage::{File, Mapping};
 use crate::sync::{Arc, Mutex};
 use crate::types::{Location, Lsn, SegmentId};
@@ -95,18 +95,17 @@ pub(crate) struct OpRef<'a> {
     pub bytes: Bytes<'a>,
 }
 
-/// What a refusal needs to know of an op.
-#[derive(Clone, Copy, Debug, Default)]
+/// What a refusal needs to know of an op, and a write that follows it.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Glance {
+    pub at: Location,
     pub token: u64,
     pub lsn: Lsn,
+    pub kind: Kind,
     pub is_numbered: bool,
-}
-
-impl Glance {
-    fn of(head: &Head, lsn: Lsn) -> Self {
-        Glance { token: head.token, lsn, is_numbered: head.is_numbered() }
-    }
+    pub is_moved: bool,
+    /// The bytes that it takes.
+    pub len: u32,
 }
 
 impl OpRef<'_> {
@@ -156,12 +155,25 @@ impl Segment {
             Body::Map(map) => (map, true),
             Body::Pread(_) => {
                 let found = self.op(offset)?;
-                let glance = Glance::of(&found.head, found.lsn);
+                let glance = self.glance_of(offset, &found.head, found.lsn);
                 return Ok(is_named(&found.head, found.key()).then_some(glance));
             }
         };
         let (head, lsn) = self.head(bytes, 0, offset, verify)?;
-        Ok(is_named(&head, &bytes[head.key()]).then(|| Glance::of(&head, lsn)))
+        Ok(is_named(&head, &bytes[head.key()]).then(|| self.glance_of(offset, &head, lsn)))
+    }
+
+    #[inline]
+    fn glance_of(&self, offset: u32, head: &Head, lsn: Lsn) -> Glance {
+        Glance {
+            at: self.location(offset),
+            token: head.token,
+            lsn,
+            kind: head.kind,
+            is_numbered: head.is_numbered(),
+            is_moved: head.is_moved(),
+            len: head.len(),
+        }
     }
 
     /// Everything readable without a system call: empty where values are read with positioned reads.

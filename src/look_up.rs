@@ -1,0 +1,353 @@
+//! How a name is found in the log, and what stands there.
+//!
+//! One job: from a name to the newest op under it, and back along the links to what was durable at an lsn. Takes
+//! no lock: whoever must not be overtaken holds the tail lock.
+//!
+//! Read next: `admit.rs`, which judges what is found.
+
+use crate::engine::{Engine, FenceHashes, FenceView, KeyspaceState, Version, When};
+use crate::error::{Error, Result};
+use crate::fence::{FenceState, Floor, is_fenced, last_op, mark};
+use crate::format::op::Head;
+use crate::index::name_hash;
+use crate::log::segment::{Glance, OpRef, Segment, Segments};
+use crate::log::usage::Weight;
+use crate::op::{Class, Kind};
+use crate::options::Scope;
+use crate::sync::Ordering;
+use crate::types::{Excerpt, Location, Token};
+use crossbeam_epoch::Guard;
+
+impl Engine {
+    pub fn hash(&self, keyspace: &KeyspaceState, class: Class, name: &[u8]) -> u64 {
+        name_hash(self.seed, keyspace.id.0, class as u8, name)
+    }
+
+    pub fn fence_hashes(&self, keyspace: &KeyspaceState, name: &[u8]) -> FenceHashes {
+        let is_key = keyspace.options.scope == Scope::Key;
+        let key = if is_key { self.hash(keyspace, Class::Key, name) } else { 0 };
+        FenceHashes { own: self.hash(keyspace, Class::Fence, name), key }
+    }
+
+    /// The newest op under a name, durable or not.
+    pub fn newest<'g>(
+        &self,
+        keyspace: &KeyspaceState,
+        class: Class,
+        name: &[u8],
+        hash: u64,
+        guard: &'g Guard,
+    ) -> Result<Option<OpRef<'g>>> {
+        self.find_newest(hash, guard, |segment, offset| {
+            let found = segment.op(offset)?;
+            Ok(is_named(&found, keyspace, class, name).then_some(found))
+        })
+    }
+
+    /// A little of the newest op under a name, durable or not.
+    fn glance(
+        &self,
+        keyspace: &KeyspaceState,
+        class: Class,
+        name: &[u8],
+        hash: u64,
+        guard: &Guard,
+    ) -> Result<Option<Glance>> {
+        self.find_newest(hash, guard, |segment, offset| {
+            segment.glance(offset, |head, key| is_head_named(head, key, keyspace, class, name))
+        })
+    }
+
+    #[inline(always)]
+    fn find_newest<'g, T>(
+        &self,
+        hash: u64,
+        guard: &'g Guard,
+        probe: impl Fn(&'g Segment, u32) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        loop {
+            let mut is_gone = false;
+            let found = self.slots.find(hash, guard, |place| -> Result<_> {
+                let Some(segment) = self.segments.get(place.segment, guard) else {
+                    is_gone = true;
+                    return Ok(None);
+                };
+                probe(segment, place.offset)
+            })?;
+            // Between the look at the slot and the look at the segment the op was carried elsewhere and its
+            // segment retired: the slot names the new place by now.
+            if found.is_some() || !is_gone {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Follows links back until an op is old enough.
+    fn back_to<'g>(
+        &self,
+        mut found: Option<OpRef<'g>>,
+        when: When,
+        link: impl Fn(&OpRef<'g>) -> Option<Location>,
+        guard: &'g Guard,
+    ) -> Result<Option<OpRef<'g>>> {
+        let lsn = match when {
+            When::Appended => return Ok(found),
+            When::Visible => self.progress.durable(),
+            When::At(lsn) => lsn,
+        };
+        while let Some(op) = &found
+            && op.lsn > lsn
+        {
+            let Some(at) = link(op) else { return Ok(None) };
+            let before = self.segments.op(at, guard)?;
+            // A segment goes only when what came after its ops is visible: then that is the answer. A
+            // snapshot keeps the segments that it needs.
+            if before.is_none() && when == When::Visible && op.lsn <= self.progress.durable() {
+                return Ok(found);
+            }
+            found = before;
+        }
+        Ok(found)
+    }
+
+    /// The version of a key: a put, a delete, or nothing. Upholds S1.
+    pub fn version<'g>(
+        &self,
+        keyspace: &KeyspaceState,
+        key: &[u8],
+        hash: u64,
+        when: When,
+        guard: &'g Guard,
+    ) -> Result<Option<OpRef<'g>>> {
+        let newest = self.newest(keyspace, Class::Key, key, hash, guard)?;
+        self.back_to(newest, when, |op| op.head.previous(), guard)
+    }
+
+    /// What stands at a fence.
+    ///
+    /// In `Scope::Key` the versions of the key carry the state of its fence too, so a fence costs
+    /// nothing beside its key; whichever op is newer has it.
+    pub fn fence(
+        &self,
+        keyspace: &KeyspaceState,
+        name: &[u8],
+        hashes: FenceHashes,
+        when: When,
+        guard: &Guard,
+    ) -> Result<FenceView> {
+        let newest = if keyspace.names_fences() {
+            self.newest(keyspace, Class::Fence, name, hashes.own, guard)?
+        } else {
+            None
+        };
+        let at = newest.as_ref().map(|op| op.at);
+        let weight = newest.as_ref().map_or(Weight::default(), |op| Weight::as_state(&op.head));
+        let own = self.back_to(newest, when, |op| op.head.fence().flatten(), guard)?;
+        let mut view = FenceView {
+            state: own.as_ref().map_or(FenceState::default(), state_of),
+            at,
+            weight,
+            version: None,
+        };
+        if keyspace.options.scope == Scope::Key
+            && let Some(version) = self.version(keyspace, name, hashes.key, when, guard)?
+        {
+            view.version = Some(Version::of(&version));
+            if version.lsn > view.state.lsn {
+                view.state = state_of(&version);
+            }
+        }
+        let floor = match when {
+            When::Appended => keyspace.floor_appended(),
+            _ => keyspace.floor_durable(),
+        };
+        // It may be older than one that is forgotten: who believed it would take that for never done.
+        if view.state.mark <= floor.folded {
+            view.state = FenceState::default();
+        }
+        Ok(view)
+    }
+
+    /// What stands at a fence, appended, where `seen` is what [`Engine::check_early`] saw of it: an op that stands
+    /// under the name still need not be read again. For the one who may change that: under the tail lock.
+    pub fn fence_seen(
+        &self,
+        keyspace: &KeyspaceState,
+        name: &[u8],
+        hashes: FenceHashes,
+        seen: Option<Glance>,
+        guard: &Guard,
+    ) -> Result<FenceView> {
+        let is_all = keyspace.options.scope == Scope::Key && !keyspace.names_fences();
+        let seen = seen.filter(|seen| is_all && !seen.is_numbered && self.stands(hashes.key, seen.at, guard));
+        let Some(seen) = seen else { return self.fence(keyspace, name, hashes, When::Appended, guard) };
+        let is_folded = seen.token <= keyspace.floor_appended().folded;
+        let state = FenceState { mark: seen.token, lsn: seen.lsn, ..FenceState::default() };
+        Ok(FenceView {
+            state: if is_folded { FenceState::default() } else { state },
+            version: Some(Version::seen(&seen)),
+            ..FenceView::default()
+        })
+    }
+
+    /// Whether the name of `hash`, which this op had, is still its own.
+    fn stands(&self, hash: u64, at: Location, guard: &Guard) -> bool {
+        let slot = Segments::slot(at.segment);
+        // Of two segments in one slot only one has this id, for ever.
+        self.slots.holds(hash, Segments::place(at), guard)
+            && self.segments.get(slot, guard).is_some_and(|segment| segment.id == at.segment)
+    }
+
+    /// A little of the op that carries the newest state of a fence, found as [`Engine::fence`] does.
+    fn glance_at_fence(
+        &self,
+        keyspace: &KeyspaceState,
+        name: &[u8],
+        hashes: FenceHashes,
+        guard: &Guard,
+    ) -> Result<Option<Glance>> {
+        let mut seen = None;
+        if keyspace.names_fences() {
+            seen = self.glance(keyspace, Class::Fence, name, hashes.own, guard)?;
+        }
+        if keyspace.options.scope == Scope::Key {
+            let version = self.glance(keyspace, Class::Key, name, hashes.key, guard)?;
+            let is_newer = |version: &Glance| seen.is_none_or(|seen| version.lsn > seen.lsn);
+            seen = version.filter(is_newer).or(seen);
+        }
+        Ok(seen)
+    }
+
+    /// The refusal that needs no lock: the durable mark alone is above the token.
+    ///
+    /// The own mark is read before the floor: folding raises the floor before it drops own marks.
+    ///
+    /// Where it does not refuse, it answers what it saw of the fence, for [`Engine::fence_seen`].
+    pub fn check_early(
+        &self,
+        keyspace: &KeyspaceState,
+        fence: &[u8],
+        hashes: FenceHashes,
+        token: Token,
+    ) -> Result<Option<Glance>> {
+        let guard = crossbeam_epoch::pin();
+        let durable = self.progress.durable();
+        let seen = self.glance_at_fence(keyspace, fence, hashes, &guard)?;
+        if !is_fenced(token, seen.map_or(0, |seen| seen.token), keyspace.floor_appended()) {
+            return Ok(seen);
+        }
+        let state = match seen {
+            None => FenceState::default(),
+            Some(seen) if seen.lsn > durable || seen.is_numbered => {
+                self.fence(keyspace, fence, hashes, When::Visible, &guard)?.state
+            }
+            Some(seen) => FenceState { mark: seen.token, lsn: seen.lsn, ..FenceState::default() },
+        };
+        let floor = keyspace.floor_durable();
+        if is_fenced(token, state.mark, floor) {
+            self.counters.fenced.fetch_add(1, Ordering::Relaxed);
+            return Err(fenced(token, fence, &state, floor));
+        }
+        Ok(seen)
+    }
+}
+
+/// The state that an op leaves its fence in.
+pub(crate) fn state_of(op: &OpRef<'_>) -> FenceState {
+    let links = op.head.links(&op.bytes);
+    FenceState { mark: op.head.token, lsn: op.lsn, last: links.last, predecessor: links.predecessor }
+}
+
+/// Whether an op stands under a name: as a version of a key, or as the state of a fence.
+pub(crate) fn is_named(found: &OpRef<'_>, keyspace: &KeyspaceState, class: Class, name: &[u8]) -> bool {
+    is_head_named(&found.head, found.key(), keyspace, class, name)
+}
+
+#[inline]
+fn is_head_named(head: &Head, key: &[u8], keyspace: &KeyspaceState, class: Class, name: &[u8]) -> bool {
+    if head.keyspace != keyspace.id {
+        return false;
+    }
+    match (class, head.kind) {
+        (Class::Key, kind) => kind.is_value() && key == name,
+        (Class::Fence, Kind::Grant | Kind::Mark) => key == name,
+        (Class::Fence, kind) => kind.is_value() && head.fence().is_some() && keyspace.fence_of(key) == name,
+    }
+}
+
+/// The refusal, with what the loser wants to know.
+pub(crate) fn fenced(token: Token, fence: &[u8], own: &FenceState, floor: Floor) -> Error {
+    Error::Fenced {
+        token,
+        mark: mark(own.mark, floor),
+        fence: Excerpt::new(fence),
+        last_op: last_op(token, own, floor),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::db::Db;
+    use crate::keyspace::Keyspace;
+    use crate::options::{KeyspaceOptions, Options, Tokens};
+    use crate::storage::SimDisk;
+    use crate::types::OpId;
+
+    fn token(number: u64) -> Token {
+        Token::new(number).unwrap()
+    }
+
+    fn store() -> (Db, Keyspace) {
+        let options = Options::new().storage(SimDisk::new()).without_threads().deterministic(1);
+        let db = options.segment_bytes(16 << 10).open("sim").unwrap();
+        let rows = db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap();
+        (db, rows)
+    }
+
+    /// What a look in front of the lock answers, and then, after `between`, one behind it that knows of the first,
+    /// and one that does not.
+    fn looks(db: &Db, rows: &Keyspace, between: impl FnOnce()) -> (Option<Glance>, FenceView, FenceView) {
+        let engine = &db.shared.engine;
+        let hashes = engine.fence_hashes(&rows.state, b"key");
+        let seen = engine.check_early(&rows.state, b"key", hashes, token(9)).unwrap();
+        between();
+        let guard = crossbeam_epoch::pin();
+        let again = engine.fence_seen(&rows.state, b"key", hashes, seen, &guard).unwrap();
+        let anew = engine.fence(&rows.state, b"key", hashes, When::Appended, &guard).unwrap();
+        (seen, again, anew)
+    }
+
+    #[test]
+    fn what_was_seen_of_a_fence_counts_only_while_it_stands() {
+        type Between = fn(&Db, &Keyspace);
+        let cases: [(&str, Between); 8] = [
+            ("nothing", |_, _| {}),
+            ("a put", |_, rows| drop(rows.put(token(5), b"key", b"later").unwrap())),
+            ("the same token", |_, rows| drop(rows.put(token(3), b"key", b"later").unwrap())),
+            ("a delete", |_, rows| drop(rows.delete(token(5), b"key").unwrap())),
+            ("a numbered put", |_, rows| drop(rows.put_op(token(5), OpId::new(1), b"key", b"").unwrap())),
+            ("a raise", |_, rows| drop(rows.raise(token(6), b"key").unwrap())),
+            ("a floor", |_, rows| drop(rows.raise_all(token(7)).unwrap())),
+            ("compaction", |db, rows| {
+                for n in 0..40 {
+                    rows.put(token(1), b"other", &[n; 900]).unwrap();
+                }
+                db.compact().unwrap();
+            }),
+        ];
+        for (what, between) in cases {
+            for writes in 0..3 {
+                let (db, rows) = store();
+                match writes {
+                    0 => {}
+                    1 => drop(rows.put(token(3), b"key", b"first").unwrap()),
+                    _ => drop(rows.put_op(token(3), OpId::new(7), b"key", b"first").unwrap()),
+                }
+                let (seen, again, anew) = looks(&db, &rows, || between(&db, &rows));
+                assert_eq!(seen.map(|seen| seen.token), (writes > 0).then_some(3), "{what}");
+                assert_eq!(format!("{again:?}"), format!("{anew:?}"), "{what} in between, {writes}");
+            }
+        }
+    }
+}
