@@ -42,14 +42,15 @@ pub struct Compacted {
     pub waiting: u32,
 }
 
-/// How much garbage there is.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Litter {
-    Little,
-    /// Space will be given back soon: a write that finds no spare rather does so now than take more.
-    Some,
-    /// It is time to give space back.
-    Much,
+/// Who gives space back, and so how much garbage is enough for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Who {
+    /// Somebody who needs the space, be there ever so little.
+    InNeed,
+    /// A write that finds no spare, and rather gives space back than take more.
+    Writer,
+    /// The compactor.
+    Background,
 }
 
 /// The deletes that may go.
@@ -61,9 +62,10 @@ enum Deletes {
     LookedUp,
 }
 
-/// So much may be garbage, in percent of what is needed, before space is given back; in small stores, so many
-/// segments instead.
+/// So much may be garbage, in percent of what is needed, before space is given back; in small stores so many bytes
+/// instead, or segments where their size is given: the more garbage there may be, the less is carried for it.
 const GARBAGE_PERCENT: u64 = 44;
+const GARBAGE_BYTES: u64 = 32 << 20;
 const GARBAGE_SEGMENTS: u64 = 4;
 /// A segment is not worth a round unless this share of it comes back, in percent.
 const WORTH_PERCENT: u64 = 15;
@@ -79,27 +81,35 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 const SHORT_ONES: usize = 16;
 
 impl Engine {
-    /// How much of the log is in nobody's use.
-    pub fn litter(&self) -> Litter {
-        let (garbage, much) = self.garbage_and_much();
-        match garbage {
-            _ if garbage > much => Litter::Much,
-            _ if garbage > much / 8 * 7 => Litter::Some,
-            _ => Litter::Little,
-        }
+    /// Whether there is so much garbage that it is time to give space back.
+    pub fn is_littered(&self, who: Who) -> bool {
+        let (garbage, much) = self.garbage_and_much(who);
+        garbage > much
     }
 
     /// The bytes in nobody's use, and how many there may be.
-    fn garbage_and_much(&self) -> (u64, u64) {
+    fn garbage_and_much(&self, who: Who) -> (u64, u64) {
         let segment = self.pool.usual_bytes() as u64;
-        let tail = self.tail.lock();
-        let much = (tail.usage.live() * GARBAGE_PERCENT / 100).max(GARBAGE_SEGMENTS * segment);
-        (tail.usage.garbage(), much)
+        let (garbage, live) = {
+            let tail = self.tail.lock();
+            (tail.usage.garbage(), tail.usage.live())
+        };
+        let share = live * GARBAGE_PERCENT / 100;
+        let few =
+            if self.options.segment_bytes.is_none() { GARBAGE_BYTES } else { GARBAGE_SEGMENTS * segment };
+        let much = match who {
+            Who::InNeed => 0,
+            // Where space is no concern the compactor has a thread of its own for that.
+            Who::Writer if share < few && self.options.background => 2 * few,
+            Who::Writer => share.max(few) / 8 * 7,
+            Who::Background => share.max(few),
+        };
+        (garbage, much)
     }
 
     /// How long a write waits for the round of another: the longer, the further compaction has fallen behind.
     fn patience(&self) -> Duration {
-        let (garbage, much) = self.garbage_and_much();
+        let (garbage, much) = self.garbage_and_much(Who::Background);
         (SHORT_WAIT * (garbage / much.max(1)) as u32).clamp(SHORT_WAIT, LONGEST_WAIT)
     }
 
@@ -107,16 +117,16 @@ impl Engine {
     ///
     /// # Errors
     /// No room to carry anything, a failed disk, or damage: the segment that holds it is left alone.
-    pub fn compact_some(&self, enough: Litter) -> Result<bool> {
-        self.compact_once(&mut self.compactor.lock(), enough)
+    pub fn compact_some(&self, who: Who) -> Result<bool> {
+        self.compact_once(&mut self.compactor.lock(), who)
     }
 
-    fn compact_once(&self, compactor: &mut Compactor, enough: Litter) -> Result<bool> {
+    fn compact_once(&self, compactor: &mut Compactor, who: Who) -> Result<bool> {
         self.check_open()?;
         let mut freed = self.retire_drained(compactor)?;
         if compactor.drained.is_empty() {
             let again = self.is_time_to_look(compactor);
-            let chosen = if again { self.choose_carried() } else { self.choose(enough) };
+            let chosen = if again { self.choose_carried() } else { self.choose(who) };
             let chosen = self.affordable(&chosen)?;
             if !chosen.is_empty() {
                 let deletes = if again { Deletes::LookedUp } else { Deletes::Oldest };
@@ -173,13 +183,13 @@ impl Engine {
     }
 
     /// The segments of which the least is needed, while there is enough garbage.
-    fn choose(&self, enough: Litter) -> Vec<Used> {
+    fn choose(&self, who: Who) -> Vec<Used> {
         let usual = self.pool.usual_bytes() as u64;
         let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
         let short = |used: &Used| used.sealed.is_some_and(|bytes| (bytes as u64) < usual / 4);
         if all.iter().filter(|used| short(used)).count() >= SHORT_ONES {
             all.retain(short);
-        } else if self.litter() < enough {
+        } else if !self.is_littered(who) {
             return Vec::new();
         } else {
             all.retain(|used| used.garbage() * 100 >= used.filled * WORTH_PERCENT);
@@ -430,8 +440,8 @@ impl Engine {
     /// round of its own, the last would wait for all of them. None waits long, and none twice (`waits`): then the store takes more.
     pub fn make_room(&self, room: u32, need: Need, waits: bool) -> Result<()> {
         let may_compact = need != Need::Compaction && self.options.compaction;
-        let gives_back = waits && may_compact && self.litter() >= Litter::Some;
-        if gives_back && self.compact_for_room(room, need, Litter::Some)? {
+        let gives_back = waits && may_compact && self.is_littered(Who::Writer);
+        if gives_back && self.compact_for_room(room, need, Who::Writer)? {
             return Ok(());
         }
         if !self.options.background && need != Need::Compaction {
@@ -442,7 +452,7 @@ impl Engine {
         match provided {
             // The disk is full: what is no longer needed makes room.
             Err(error @ Error::NoSpace { .. }) if may_compact => {
-                if self.compact_for_room(room, need, Litter::Little)? { Ok(()) } else { Err(error) }
+                if self.compact_for_room(room, need, Who::InNeed)? { Ok(()) } else { Err(error) }
             }
             provided => provided,
         }
@@ -450,20 +460,20 @@ impl Engine {
 
     /// Whether there is room now, after a round if need be. Why a round gave nothing back is for whoever asks
     /// for compaction itself, unless nothing can be written any more.
-    fn compact_for_room(&self, room: u32, need: Need, enough: Litter) -> Result<bool> {
+    fn compact_for_room(&self, room: u32, need: Need, who: Who) -> Result<bool> {
         // On a full disk there is nothing else to wait for.
-        let compactor = match enough {
-            Litter::Little => Some(self.compactor.lock()),
+        let compactor = match who {
+            Who::InNeed => Some(self.compactor.lock()),
             _ => self.compactor.try_lock_for(self.patience()),
         };
         let Some(mut compactor) = compactor else { return Ok(false) };
         while !self.has_room(room, need) {
-            let freed = self.compact_once(&mut compactor, enough);
+            let freed = self.compact_once(&mut compactor, who);
             self.note_compaction(&freed);
             match freed {
                 Err(error) if self.cause.get().is_some() => return Err(error),
                 // With more to be had on a full disk.
-                Ok(true) if enough == Litter::Little => {}
+                Ok(true) if who == Who::InNeed => {}
                 _ => return Ok(self.has_room(room, need)),
             }
         }
@@ -505,7 +515,7 @@ mod tests {
         let rows = db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap();
         let engine = &db.shared.engine;
         let mut n = 0u32;
-        while engine.litter() < Litter::Some || !engine.has_room(100, Need::Ordinary) {
+        while !engine.is_littered(Who::Writer) || !engine.has_room(100, Need::Ordinary) {
             rows.put(Token::new(1).unwrap(), b"key", &[n as u8; 900]).unwrap();
             n += 1;
             assert!(n < 10_000, "garbage and room never met");
@@ -514,6 +524,6 @@ mod tests {
         engine.make_room(100, Need::Ordinary, true).unwrap();
         assert_eq!(engine.counters.retired.load(Ordering::Relaxed), retired);
         // The same garbage is worth a round to one that finds no room.
-        assert!(engine.compact_some(Litter::Some).unwrap());
+        assert!(engine.compact_some(Who::Writer).unwrap());
     }
 }

@@ -5,7 +5,7 @@
 use crate::append::{frame_bytes, room};
 use crate::batch::Batch;
 use crate::commit::{Answer, SealAt, sealed_short_bytes};
-use crate::compact::{Compacted, Litter};
+use crate::compact::{Compacted, Who};
 use crate::engine::{Committer, Engine, KeyspaceState, PoisonOnPanic, Tail, Work};
 use crate::error::{Error, Result};
 use crate::events;
@@ -22,6 +22,7 @@ use crate::observe::{begin_publishing, run_publisher};
 use crate::op::{KeyspaceValue, Kind, Links, Op, check_keyspace_name};
 use crate::options::{KeyspaceOptions, Options, Tokens};
 use crate::recover::{OpenReport, Recovered, recover};
+use crate::refresh::run_indexer;
 use crate::snapshot::Snapshots;
 use crate::space::{Compactor, Indexed};
 use crate::stats::{Counters, Health, Stats};
@@ -655,19 +656,11 @@ fn run_spares(engine: &Engine, stop: &AtomicBool) {
     let _guard = PoisonOnPanic::new(engine);
     while !stop.load(Ordering::Acquire) {
         // A full disk is told to the write that needs a spare and finds none; it asks again itself.
-        if !engine.options.compaction || engine.litter() == Litter::Little {
+        if !engine.options.compaction || !engine.is_littered(Who::Writer) {
             let _ = engine.pool.refill();
         }
         engine.check_list();
         engine.pool_bell.listen(None);
-    }
-}
-
-/// Writes an index file when so much was sealed that the next open would take long without it.
-fn run_indexer(engine: &Engine, stop: &AtomicBool) {
-    while !stop.load(Ordering::Acquire) {
-        engine.refresh_index_if_due(false);
-        engine.index_bell.listen(None);
     }
 }
 
@@ -686,7 +679,7 @@ fn run_compactor(engine: &Engine, _: &AtomicBool) {
     let _guard = PoisonOnPanic::new(engine);
     while !engine.closed.load(Ordering::Acquire) {
         // What fails is tried again when the next segment is sealed; a write that needs the space is told.
-        let done = engine.compact_some(Litter::Much);
+        let done = engine.compact_some(Who::Background);
         engine.note_compaction(&done);
         let more = done.unwrap_or(false);
         if more {

@@ -6,6 +6,7 @@
 //!
 //! Read next: `index_file.rs`, the bytes; `recover.rs`, the same from the front.
 
+use crate::clock::{Clock, SystemClock};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::events;
@@ -16,9 +17,10 @@ use crate::index_file::{self, IndexFile, Known, replay_on};
 use crate::log::segment::{Body, Segment, Segments};
 use crate::read_ahead::{Loaded, read_ahead};
 use crate::replay::Replay;
-use crate::sync::{Arc, Ordering};
+use crate::sync::{Arc, AtomicBool, Ordering};
 use crate::types::{Lsn, SegmentId};
 use std::io;
+use std::time::Duration;
 
 /// Replaying so many ops takes no time that anybody notices.
 const FEW_OPS: u64 = 4096;
@@ -32,6 +34,24 @@ const NAME_BYTES: u64 = 10;
 const MANY_BYTES: u64 = 8 << 20;
 /// At a clean close, already when so small a share would be replayed.
 const SHARE_AT_CLOSE: u64 = 256;
+
+/// Under load, so many times as long as it took to write one it is rested: else that would be a quarter of all
+/// processor time.
+const RESTS: u64 = 9;
+
+/// The thread that writes index files.
+pub(crate) fn run_indexer(engine: &Engine, stop: &AtomicBool) {
+    while !stop.load(Ordering::Acquire) {
+        let begun = SystemClock.now();
+        engine.refresh_index_if_due(false);
+        let ended = SystemClock.now();
+        let until = ended + (ended - begun) * RESTS;
+        engine.index_bell.listen(None);
+        while !stop.load(Ordering::Acquire) && SystemClock.now() < until {
+            engine.index_bell.listen(Some(Duration::from_nanos(until.saturating_sub(SystemClock.now()))));
+        }
+    }
+}
 
 /// The part of the log that is sealed, held as it is.
 struct Cut {
