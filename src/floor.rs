@@ -13,7 +13,6 @@ use crate::keyspace::{Keyspace, Raised};
 use crate::log::pool::Need;
 use crate::look_up::fenced;
 use crate::options::Tokens;
-use crate::sync::Ordering;
 use crate::types::{Excerpt, Mark, Token};
 
 /// The keyspace-wide mark; from [`Keyspace::floor`].
@@ -56,7 +55,7 @@ impl Keyspace {
         let durable = self.state.floor_durable();
         if !holds(durable) && fence::is_fenced(token, 0, durable) {
             // At once, and of a poisoned store too: the durable floor alone says so.
-            engine.counters.fenced.fetch_add(1, Ordering::Relaxed);
+            engine.counters.fenced.add_one();
             return Err(fenced(token, b"", &FenceState::default(), durable));
         }
         let (answer, already) = engine.with_room(room(frame_bytes(1, 1), 1), Need::Privileged, |tail| {

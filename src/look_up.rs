@@ -14,7 +14,6 @@ use crate::log::segment::{Glance, OpRef, Segment, Segments};
 use crate::log::usage::Weight;
 use crate::op::{Class, Kind};
 use crate::options::Scope;
-use crate::sync::Ordering;
 use crate::types::{Excerpt, Location, Token};
 use crossbeam_epoch::Guard;
 
@@ -245,7 +244,7 @@ impl Engine {
         };
         let floor = keyspace.floor_durable();
         if is_fenced(token, state.mark, floor) {
-            self.counters.fenced.fetch_add(1, Ordering::Relaxed);
+            self.counters.fenced.add_one();
             return Err(fenced(token, fence, &state, floor));
         }
         Ok(seen)

@@ -41,12 +41,11 @@ impl FencedStore for Tidewall {
     }
 
     fn load(&self, items: &[Item]) -> Res<()> {
-        let submit =
-            |(key, token, value): &Item| Ok(self.rows.submit_put(Token::new(*token)?, key, value)?);
-        let commits: Vec<Commit> = items.iter().map(submit).collect::<Res<_>>()?;
-        for commit in commits {
-            commit.wait()?;
+        let mut batch = self.db.batch();
+        for (key, token, value) in items {
+            batch.put(&self.rows, Token::new(*token)?, key, value)?;
         }
+        batch.commit()?;
         Ok(())
     }
 
