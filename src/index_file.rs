@@ -9,11 +9,11 @@
 use crate::format::header::{End, Listed, StoreBlock};
 use crate::format::index::{INDEX_START_BYTES, IndexHead, IndexedSegment, IndexedTable};
 use crate::format::name;
-use crate::index::{SavedTable, Slots, saved_slots};
+use crate::index::{SLAB_TABLES, SavedTable, Slots, saved_slots};
 use crate::log::segment::Segments;
 use crate::replay::Replay;
 use crate::storage::{Access, File, Storage};
-use crate::sync::Arc;
+use crate::sync::{Arc, AtomicUsize, Ordering};
 use crate::types::{Lsn, SegmentId};
 use std::collections::HashSet;
 use std::io;
@@ -21,6 +21,8 @@ use std::thread;
 
 /// Below this many bytes of tables, threads cost more than they save.
 const MIN_SHARED_BYTES: u64 = 256 << 10;
+/// Tables read at once: they stay in the cache until they are loaded.
+const READ_TABLES: usize = 16;
 /// More than this many threads wait for memory.
 const MAX_THREADS: usize = 4;
 /// Bytes written and synced at once: the syncs of the log come in between.
@@ -61,8 +63,7 @@ impl IndexFile {
         if head.store_id != block.store_id || head.bound.lsn != block.index {
             return Err("it belongs to another store or place".to_owned());
         }
-        let tables: u64 = head.tables.iter().map(|table| u64::from(table.bytes)).sum();
-        if len - head_len < tables {
+        if len - head_len < bytes_of(&head.tables) {
             return Err("it is cut".to_owned());
         }
         Ok(IndexFile { head, file, tables_at: head_len })
@@ -70,7 +71,7 @@ impl IndexFile {
 
     /// Bytes of the whole file.
     pub fn len(&self) -> u64 {
-        self.tables_at + self.head.tables.iter().map(|table| u64::from(table.bytes)).sum::<u64>()
+        self.tables_at + bytes_of(&self.head.tables)
     }
 
     /// Which of the segments it was made of are there. Each that is there and in front of its place must be one of
@@ -92,73 +93,85 @@ impl IndexFile {
         may_start_threads: bool,
         keeps: impl Fn(u32) -> bool + Sync,
     ) -> Result<Vec<SavedTable>, Unusable> {
-        let bytes = self.len() - self.tables_at;
-        let cores = || thread::available_parallelism().map_or(1, |all| all.get());
-        let is_large = may_start_threads && bytes >= MIN_SHARED_BYTES;
-        let threads = if is_large { cores().min(MAX_THREADS) } else { 1 };
-        let tables = &self.head.tables;
-        let share = tables.len().div_ceil(threads).max(1);
         let mut at = self.tables_at;
-        let shares: Vec<(u64, &[IndexedTable])> = tables
-            .chunks(share)
-            .map(|tables| {
-                let from = at;
-                at += tables.iter().map(|table| u64::from(table.bytes)).sum::<u64>();
-                (from, tables)
-            })
-            .collect();
-        if threads == 1 {
-            let loaded: Result<Vec<_>, _> =
-                shares.iter().map(|&(from, tables)| self.load(from, tables, &keeps)).collect();
-            return Ok(loaded?.into_iter().flatten().collect());
-        }
-        self.load_on_threads(&shares, &keeps)
-    }
-
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "threads that end before opening does, and not in simulations"
-    )]
-    fn load_on_threads(
-        &self,
-        shares: &[(u64, &[IndexedTable])],
-        keeps: &(impl Fn(u32) -> bool + Sync),
-    ) -> Result<Vec<SavedTable>, Unusable> {
-        thread::scope(|scope| {
-            let mut threads = Vec::with_capacity(shares.len());
-            for &(from, tables) in shares {
-                let load = move || self.load(from, tables, keeps);
-                let named = thread::Builder::new().name("tidewall-read".to_owned());
-                threads.push(named.spawn_scoped(scope, load).map_err(|e| e.to_string())?);
+        let pieces = self.head.tables.chunks(SLAB_TABLES).map(|tables| {
+            let from = at;
+            at += bytes_of(tables);
+            Piece { from, tables }
+        });
+        let pieces: Vec<_> = pieces.collect();
+        let cores = || thread::available_parallelism().map_or(1, |all| all.get());
+        let is_large = may_start_threads && self.len() - self.tables_at >= MIN_SHARED_BYTES;
+        let threads = if is_large { cores().min(MAX_THREADS) } else { 1 };
+        let next = AtomicUsize::new(0);
+        // Whoever is free takes the next piece.
+        let work = || {
+            let (mut loaded, mut buffer) = (Vec::new(), Vec::new());
+            loop {
+                let n = next.fetch_add(1, Ordering::Relaxed);
+                let Some(piece) = pieces.get(n) else { return Ok(loaded) };
+                loaded.push((n, self.load(piece, &mut buffer, &keeps)?));
             }
-            let mut all = Vec::with_capacity(self.head.tables.len());
-            for thread in threads {
-                all.extend(thread.join().map_err(|_| "reading it panicked")??);
-            }
-            Ok(all)
-        })
+        };
+        let mut loaded = if threads > 1 { on_threads(threads, work)? } else { work()? };
+        loaded.sort_unstable_by_key(|&(n, _)| n);
+        Ok(loaded.into_iter().flat_map(|(_, tables)| tables).collect())
     }
 
     fn load(
         &self,
-        mut from: u64,
-        tables: &[IndexedTable],
+        piece: &Piece<'_>,
+        buffer: &mut Vec<u8>,
         keeps: &impl Fn(u32) -> bool,
     ) -> Result<Vec<SavedTable>, Unusable> {
-        let mut loaded = Vec::with_capacity(tables.len());
-        let mut bytes = Vec::new();
-        for table in tables {
-            bytes.resize(table.bytes as usize, 0);
-            self.file.read_exact_at(&mut bytes, from).map_err(|e| e.to_string())?;
-            if crc32fast::hash(&bytes) != table.checksum {
-                return Err(format!("it is damaged behind byte {from}"));
+        let mut loaded = SavedTable::many(piece.tables.len()).map_err(|e| e.to_string())?;
+        let mut from = piece.from;
+        let mut places = loaded.iter_mut();
+        for tables in piece.tables.chunks(READ_TABLES) {
+            buffer.resize(bytes_of(tables) as usize, 0);
+            self.file.read_exact_at(buffer, from).map_err(|e| e.to_string())?;
+            let mut rest = &buffer[..];
+            for (table, place) in tables.iter().zip(&mut places) {
+                let (bytes, behind) = rest.split_at(table.bytes as usize);
+                if crc32fast::hash(bytes) != table.checksum {
+                    return Err(format!("it is damaged behind byte {from}"));
+                }
+                let made = place.load(u32::from(table.depth), bytes, keeps);
+                made.ok_or_else(|| format!("it makes no sense behind byte {from}"))?;
+                from += bytes.len() as u64;
+                rest = behind;
             }
-            let table = SavedTable::load(u32::from(table.depth), &bytes, keeps);
-            loaded.push(table.ok_or_else(|| format!("it makes no sense behind byte {from}"))?);
-            from += bytes.len() as u64;
         }
         Ok(loaded)
     }
+}
+
+/// Tables that one thread reads, and where they begin.
+struct Piece<'a> {
+    from: u64,
+    tables: &'a [IndexedTable],
+}
+
+fn bytes_of(tables: &[IndexedTable]) -> u64 {
+    tables.iter().map(|table| u64::from(table.bytes)).sum()
+}
+
+/// What all of these threads make by the same work; this one is the first of them.
+#[expect(clippy::disallowed_methods, reason = "threads that end before opening does, and not in simulations")]
+fn on_threads<T: Send>(
+    threads: usize,
+    work: impl Fn() -> Result<Vec<T>, Unusable> + Sync,
+) -> Result<Vec<T>, Unusable> {
+    thread::scope(|scope| {
+        let begin = |_| thread::Builder::new().name("tidewall-read".to_owned()).spawn_scoped(scope, &work);
+        // One that cannot be started leaves its part to the others.
+        let others: Vec<_> = (1..threads).filter_map(|n| begin(n).ok()).collect();
+        let mut all = work()?;
+        for thread in others {
+            all.extend(thread.join().map_err(|_| "reading it panicked")??);
+        }
+        Ok(all)
+    })
 }
 
 fn read(file: &dyn File, from: u64, len: u64) -> Result<Vec<u8>, Unusable> {
@@ -364,12 +377,24 @@ mod tests {
     #[test]
     fn threads_change_nothing_about_what_is_read() {
         let (disk, block) = store();
-        let file = open(&disk, &block);
-        let tables = &file.head.tables;
-        let shares: Vec<(u64, &[IndexedTable])> = vec![(file.tables_at, tables), (file.tables_at, tables)];
-        assert_eq!(file.load_on_threads(&shares, &|_| true).unwrap().len(), 2 * tables.len());
-        disk.flip_bit(&name::index(block.index), file.tables_at + 700, 1);
-        assert!(file.load_on_threads(&shares, &|_| true).is_err());
+        let mut file = open(&disk, &block);
+        let (one, from) = (file.head.tables[0], file.tables_at);
+        // The same table over and over: many pieces, each of which says which it is.
+        let tables = vec![one; 2];
+        let pieces: Vec<_> = (0..100).map(|_| Piece { from, tables: &tables[..1] }).collect();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let (mut loaded, mut buffer) = (Vec::new(), Vec::new());
+            while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                loaded.extend(file.load(piece, &mut buffer, &|_| true)?);
+            }
+            Ok(loaded)
+        };
+        assert_eq!(on_threads(3, work).unwrap().len(), 100);
+        next.store(0, Ordering::Relaxed);
+        disk.flip_bit(&name::index(block.index), from + 700, 1);
+        assert!(on_threads(3, work).is_err());
+        file.head.tables = vec![one; 1000];
         assert!(file.tables(true, |_| true).is_err());
     }
 }

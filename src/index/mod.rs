@@ -4,13 +4,15 @@
 //! come next". The slots hold no keys: a match is a hint, and the caller proves it in the log. Both
 //! are caches of the log in memory and never read or write a file.
 //!
-//! Read next: `table.rs` for what a slot is, then `slots.rs`, then `ordered.rs`.
+//! Read next: `table.rs` for what a slot is, then `slab.rs` for where its table lies, `slots.rs`, then `ordered.rs`.
 
 mod table;
+mod slab;
 mod slots;
 mod ordered;
 
 pub(crate) use ordered::{KEPT, KeyChunk, OrderedKeys, UnorderedKeys, prefix_end};
+pub(crate) use slab::SLAB_TABLES;
 pub(crate) use slots::{SavedTable, Slots, SlotsWriter, saved_slots, slots};
 pub(crate) use table::{Place, SEGMENT_BITS};
 

@@ -12,10 +12,12 @@
 //! Read next: `table.rs`.
 #![allow(unsafe_code)]
 
+use super::slab::OwnedTable;
 use super::table::{Place, TAG_BITS, Table};
 use crate::sync::{Arc, AtomicUsize, Ordering};
 use crossbeam_epoch::{self as epoch, Atomic, Guard, Owned, Shared};
 use std::fmt;
+use std::io;
 
 /// The tables by the top `depth` bits of the hash. A table less deep than this stands here repeatedly.
 struct Directory {
@@ -55,6 +57,21 @@ impl Directory {
     }
 }
 
+/// Hands a table over to a directory, until [`retire`] or the drop of the index.
+fn give<'g>(table: impl Into<OwnedTable>) -> Shared<'g, Table> {
+    Shared::from(table.into().into_raw())
+}
+
+/// Drops a table when its last reader is gone.
+// SAFETY: asks that no entry of the newest directory names it, and that it is retired once.
+unsafe fn retire(table: Shared<'_, Table>, guard: &Guard) {
+    // SAFETY: tables come from `give`; whoever could still reach this one was pinned before now.
+    unsafe {
+        let table = OwnedTable::from_raw(table.as_raw());
+        guard.defer_unchecked(move || drop(table));
+    }
+}
+
 /// The index as readers see it.
 pub(crate) struct Slots {
     directory: Atomic<Directory>,
@@ -63,7 +80,7 @@ pub(crate) struct Slots {
 
 impl Slots {
     fn new() -> Self {
-        let first = Directory { depth: 0, tables: Box::new([Atomic::from(Table::new(0))]) };
+        let first = Directory { depth: 0, tables: Box::new([Atomic::from(give(Table::new(0)))]) };
         Slots { directory: Atomic::new(first), len: AtomicUsize::new(0) }
     }
 
@@ -162,7 +179,7 @@ impl Drop for Slots {
             let table = entry.load(Ordering::Relaxed, guard);
             if table != last {
                 // SAFETY: the entries that name one table are neighbours, so it is dropped once.
-                drop(unsafe { table.into_owned() });
+                drop(unsafe { OwnedTable::from_raw(table.as_raw()) });
                 last = table;
             }
         }
@@ -186,12 +203,17 @@ pub(crate) fn slots() -> (Arc<Slots>, SlotsWriter) {
 }
 
 /// A table that was saved.
-pub(crate) struct SavedTable(Box<Table>);
+pub(crate) struct SavedTable(OwnedTable);
 
 impl SavedTable {
-    /// The table in `bytes`, without the entries in segments that `keeps` does not know.
-    pub fn load(depth: u32, bytes: &[u8], keeps: impl Fn(u32) -> bool) -> Option<Self> {
-        Table::load(depth, bytes, keeps).map(SavedTable)
+    /// So many that are about to be loaded, in memory that they share.
+    pub fn many(count: usize) -> io::Result<Vec<Self>> {
+        Ok(OwnedTable::slab(count)?.into_iter().map(SavedTable).collect())
+    }
+
+    /// Becomes the table in `bytes`, without the entries in segments that `keeps` does not know.
+    pub fn load(&mut self, depth: u32, bytes: &[u8], keeps: impl Fn(u32) -> bool) -> Option<()> {
+        self.0.load(depth, bytes, keeps)
     }
 }
 
@@ -212,11 +234,9 @@ pub(crate) fn saved_slots(tables: Vec<SavedTable>) -> Option<(Arc<Slots>, SlotsW
         return None;
     }
     let mut directory: Vec<Atomic<Table>> = Vec::with_capacity(end);
-    // SAFETY: nothing of this index is shared yet, so nothing needs a guard.
-    let guard = unsafe { epoch::unprotected() };
     for SavedTable(table) in tables {
         let share = 1 << (depth - table.depth);
-        let table = Owned::<Table>::from(table).into_shared(guard);
+        let table = give(table);
         directory.extend(std::iter::repeat_with(|| Atomic::from(table)).take(share));
     }
     let directory = Atomic::new(Directory { depth, tables: directory.into() });
@@ -269,12 +289,12 @@ impl SlotsWriter {
         }
         let retired = [directory.table(hash, guard), directory.table(other_hash, guard)];
         let halves = if hash < other_hash { [table, other] } else { [other, table] };
-        let merged = Owned::<Table>::from(Table::merged(halves)).into_shared(guard);
+        let merged = give(Table::merged(halves));
         // Where the two stood, one by the other, as if it were about to be split into itself.
         directory.point(hash, table.depth - 1, [merged, merged]);
         for table in retired {
             // SAFETY: no entry of the newest directory names it, and this is the one writer: retired once.
-            unsafe { guard.defer_destroy(table) };
+            unsafe { retire(table, guard) };
         }
         guard.flush();
         true
@@ -289,7 +309,7 @@ impl SlotsWriter {
     fn split(&mut self, hash: u64, guard: &Guard) {
         let directory = self.0.directory(guard);
         let table = self.0.table(hash, guard);
-        let halves = table.halves().map(|half| Owned::<Table>::from(half).into_shared(guard));
+        let halves = table.halves().map(give);
         let retired = directory.table(hash, guard);
         if table.depth < directory.depth {
             directory.point(hash, table.depth, halves);
@@ -301,7 +321,7 @@ impl SlotsWriter {
             unsafe { guard.defer_destroy(last) };
         }
         // SAFETY: as above; every entry of the newest directory that named the table names a half.
-        unsafe { guard.defer_destroy(retired) };
+        unsafe { retire(retired, guard) };
         // Tables are large: hand them over now instead of when 64 of them wait in this thread.
         guard.flush();
     }
@@ -435,13 +455,18 @@ mod tests {
         }
     }
 
+    fn load_one(depth: u32, bytes: &[u8], keeps: impl Fn(u32) -> bool) -> Option<SavedTable> {
+        let mut table = SavedTable::many(1).unwrap().remove(0);
+        table.load(depth, bytes, keeps).map(|()| table)
+    }
+
     /// What is saved and read again is the same index, or the same without the segments that are gone; and both
     /// can be written on.
     fn check_saved(slots: &Slots, model: &[(u64, Place)]) -> Result<(), TestCaseError> {
         let is_even = |segment: u32| segment.is_multiple_of(2);
         for keeps in [|_| true, is_even] {
             let mut tables = Vec::new();
-            slots.save(|depth, bytes| tables.push(SavedTable::load(depth, bytes, keeps).unwrap()));
+            slots.save(|depth, bytes| tables.push(load_one(depth, bytes, keeps).unwrap()));
             let (saved, mut writer) = saved_slots(tables).unwrap();
             let left: Vec<_> = model.iter().filter(|(_, place)| keeps(place.segment)).collect();
             prop_assert_eq!(saved.len(), left.len());
@@ -469,15 +494,14 @@ mod tests {
         slots.save(|depth, bytes| all.push((depth, bytes.to_vec())));
         assert!(all.len() > 2);
         let load = |tables: &[(u32, Vec<u8>)]| {
-            let loaded =
-                tables.iter().map(|(depth, bytes)| SavedTable::load(*depth, bytes, |_| true).unwrap());
+            let loaded = tables.iter().map(|(depth, bytes)| load_one(*depth, bytes, |_| true).unwrap());
             saved_slots(loaded.collect()).is_some()
         };
         assert!(load(&all) && !load(&all[1..]) && !load(&all[..1]) && !load(&[]));
         all[0].0 = 40;
         assert!(!load(&all));
-        assert!(SavedTable::load(0, &all[1].1[1..], |_| true).is_none(), "a byte is missing");
-        assert!(SavedTable::load(0, &all[1].1[..600], |_| true).is_none(), "entries are missing");
+        assert!(load_one(0, &all[1].1[1..], |_| true).is_none(), "a byte is missing");
+        assert!(load_one(0, &all[1].1[..600], |_| true).is_none(), "entries are missing");
     }
 
     #[test]

@@ -21,7 +21,7 @@
 //!
 //! Read next: `slots.rs`, which splits tables and retires them.
 
-use crate::sync::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{Arc, AtomicU64, AtomicUsize, Ordering};
 use std::iter;
 use std::sync::OnceLock;
 
@@ -90,7 +90,7 @@ impl Place {
 /// One cache line of slots.
 #[derive(Default)]
 #[repr(align(64))]
-struct Line([AtomicU64; LINE_SLOTS]);
+pub(super) struct Line([AtomicU64; LINE_SLOTS]);
 
 impl Line {
     /// One bit for each slot with this tag. Branch-free; a bit is a hint, to be read again.
@@ -126,20 +126,22 @@ impl Line {
 }
 
 /// A block of the spill; the next one is twice as large, so the list stays short.
-struct Spill {
+pub(super) struct Spill {
     lines: Box<[Line]>,
     next: OnceLock<Box<Spill>>,
 }
 
 /// 4096 slots, and the spill for what two lines cannot hold.
 pub(super) struct Table {
-    lines: [Line; LINES],
+    pub(super) lines: [Line; LINES],
     /// How many top bits of the hash all entries share.
     pub(super) depth: u32,
     /// Entries in the lines, and in the spill; for the one writer.
-    used: AtomicUsize,
-    spilled: AtomicUsize,
-    spill: OnceLock<Box<Spill>>,
+    pub(super) used: AtomicUsize,
+    pub(super) spilled: AtomicUsize,
+    pub(super) spill: OnceLock<Box<Spill>>,
+    /// The memory it lies in, if that is not its own.
+    pub(super) slab: Option<Arc<memmap2::MmapMut>>,
 }
 
 impl Table {
@@ -151,6 +153,7 @@ impl Table {
             used: AtomicUsize::new(0),
             spilled: AtomicUsize::new(0),
             spill: OnceLock::new(),
+            slab: None,
         })
     }
 
@@ -340,28 +343,40 @@ impl Table {
         spilled.for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
     }
 
-    /// The table that was saved, without the entries in segments that `keeps` does not know. `None`: the bytes
-    /// are no table.
-    pub(super) fn load(depth: u32, bytes: &[u8], keeps: impl Fn(u32) -> bool) -> Option<Box<Self>> {
+    /// Becomes the table that was saved, without the entries in segments that `keeps` does not know. Nothing was
+    /// entered before. `None`: the bytes are no table.
+    pub(super) fn load(&mut self, depth: u32, bytes: &[u8], keeps: impl Fn(u32) -> bool) -> Option<()> {
         let (head, words) = bytes.split_at_checked(SAVED_HEAD_BYTES)?;
         let (occupied, full) = head.split_at(LINES);
-        let (words, &[]) = words.as_chunks::<8>() else { return None };
-        let mut words = words.iter().map(|bytes| u64::from_le_bytes(*bytes));
-        let table = Table::new(depth);
+        let (mut words, &[]) = words.as_chunks::<8>() else { return None };
         let mut used = 0;
-        for (n, line) in table.lines.iter().enumerate() {
+        for (n, line) in self.lines.iter_mut().enumerate() {
             let rest = if full[n / 8] >> (n % 8) & 1 == 1 { VACATED } else { EMPTY };
-            for (slot, place) in line.0.iter().enumerate() {
-                let word = if occupied[n] >> slot & 1 == 1 { words.next()? } else { rest };
+            let count = occupied[n].count_ones() as usize;
+            let (here, behind) = words.split_at_checked(count)?;
+            // Eight words to choose from without asking how many are left; what is behind those of the line is
+            // chosen by no slot.
+            let mut last = [[0; 8]; LINE_SLOTS];
+            let window = words.first_chunk::<LINE_SLOTS>().unwrap_or_else(|| {
+                last[..count].copy_from_slice(here);
+                &last
+            });
+            let mut next = 0;
+            for (slot, place) in line.0.iter_mut().enumerate() {
+                let bit = occupied[n] >> slot & 1;
+                let word = if bit == 1 { u64::from_le_bytes(window[next % LINE_SLOTS]) } else { rest };
+                next += usize::from(bit);
                 let stays = is_entry(word) && keeps(Place::unpack(word).segment);
-                // Relaxed, as nobody sees the table yet.
-                place.store(if stays { word } else { rest }, Ordering::Relaxed);
+                *place = AtomicU64::new(if stays { word } else { rest });
                 used += usize::from(stays);
             }
+            words = behind;
         }
-        table.used.store(used, Ordering::Relaxed);
-        words.filter(|&word| keeps(Place::unpack(word).segment)).for_each(|word| table.spill(word));
-        Some(table)
+        self.depth = depth;
+        self.used = AtomicUsize::new(used);
+        let spilled = words.iter().map(|bytes| u64::from_le_bytes(*bytes));
+        spilled.filter(|&word| keeps(Place::unpack(word).segment)).for_each(|word| self.spill(word));
+        Some(())
     }
 
     /// How many entries there are.

@@ -1,0 +1,123 @@
+//! Where the tables of the index lie: each in memory of its own, or many that are loaded together in one slab.
+//!
+//! One job: an index of 10⁷ names has some eight thousand tables, and most of what it took to load them was the page
+//! faults of fresh memory. A slab is one large page where the system has them. It is given back with the last of
+//! its tables.
+//!
+//! Promises that a table is dropped once, the way it was made.
+//!
+//! Read next: `slots.rs`, which gives tables away and takes them back.
+#![allow(unsafe_code)]
+
+use super::table::Table;
+use crate::storage::memory;
+use crate::sync::{Arc, AtomicUsize};
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+
+const LARGE_PAGE_BYTES: usize = 2 << 20;
+/// As many tables as one large page holds.
+pub(crate) const SLAB_TABLES: usize = LARGE_PAGE_BYTES / size_of::<Table>();
+
+/// A table that nobody else can reach.
+pub(super) struct OwnedTable(NonNull<Table>);
+
+// SAFETY: it owns its table, as a `Box` would, and tables may be sent.
+unsafe impl Send for OwnedTable {}
+
+impl OwnedTable {
+    /// So many without entries, about to be loaded: at most [`SLAB_TABLES`] fill one large page.
+    pub fn slab(count: usize) -> io::Result<Vec<Self>> {
+        // All of a page, or it is made of small ones.
+        let bytes = if count == SLAB_TABLES { LARGE_PAGE_BYTES } else { count * size_of::<Table>() };
+        let mut memory = memory(bytes)?;
+        let first = memory.as_mut_ptr().cast::<Table>();
+        assert!(first.is_aligned(), "the system maps whole pages");
+        let slab = Arc::new(memory);
+        let table = |n| {
+            // SAFETY: in bounds of the memory, which was made for so many, aligned as checked above, and nobody has been
+            // there yet. The lines are zeros, which is what empty ones are; every other field is written here.
+            // The table holds its memory until it is dropped.
+            unsafe {
+                let table = first.add(n);
+                (&raw mut (*table).depth).write(0);
+                (&raw mut (*table).used).write(AtomicUsize::new(0));
+                (&raw mut (*table).spilled).write(AtomicUsize::new(0));
+                (&raw mut (*table).spill).write(OnceLock::new());
+                (&raw mut (*table).slab).write(Some(Arc::clone(&slab)));
+                OwnedTable(NonNull::new_unchecked(table))
+            }
+        };
+        Ok((0..count).map(table).collect())
+    }
+
+    /// Gives it away, to be taken back by [`OwnedTable::from_raw`].
+    pub fn into_raw(self) -> *const Table {
+        std::mem::ManuallyDrop::new(self).0.as_ptr()
+    }
+
+    /// Takes it back.
+    // SAFETY: asks that it comes from `into_raw`, and that nobody else can reach it when this is dropped.
+    pub unsafe fn from_raw(table: *const Table) -> Self {
+        // SAFETY: `into_raw` gives no null pointer.
+        OwnedTable(unsafe { NonNull::new_unchecked(table.cast_mut()) })
+    }
+}
+
+impl From<Box<Table>> for OwnedTable {
+    fn from(table: Box<Table>) -> Self {
+        OwnedTable(NonNull::from(Box::leak(table)))
+    }
+}
+
+impl Deref for OwnedTable {
+    type Target = Table;
+
+    fn deref(&self) -> &Table {
+        // SAFETY: it is a whole table, and owned.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl DerefMut for OwnedTable {
+    fn deref_mut(&mut self) -> &mut Table {
+        // SAFETY: as above, and `&mut self` says that nobody else looks.
+        unsafe { self.0.as_mut() }
+    }
+}
+
+impl Drop for OwnedTable {
+    fn drop(&mut self) {
+        let slab = self.slab.take();
+        // SAFETY: it is owned, so it is dropped once. Without a slab it was made as a box; with one, its memory is
+        // there until `slab` is dropped, behind it.
+        unsafe {
+            match slab {
+                None => drop(Box::from_raw(self.0.as_ptr())),
+                Some(_) => self.0.drop_in_place(),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_table_of_a_slab_gives_it_back_whatever_the_order() {
+        let mut tables = OwnedTable::slab(3).unwrap();
+        let slab = Arc::downgrade(tables[0].slab.as_ref().unwrap());
+        assert!(tables.iter().all(|table| table.len() == 0 && table.places().next().is_none()));
+        drop(tables.remove(1));
+        let raw = tables.remove(0).into_raw();
+        drop(tables);
+        assert_eq!(slab.strong_count(), 1);
+        // SAFETY: given away above, to nobody.
+        drop(unsafe { OwnedTable::from_raw(raw) });
+        assert_eq!(slab.strong_count(), 0);
+        assert!(OwnedTable::from(Table::new(3)).slab.is_none());
+    }
+}
