@@ -86,7 +86,11 @@ impl Time {
     }
 }
 
-#[cfg(target_os = "linux")]
+// A schedule decides about time as well.
+#[cfg(all(test, shuttle))]
+use crate::sync::time::tick as since_start;
+
+#[cfg(all(target_os = "linux", not(all(test, shuttle))))]
 #[allow(unsafe_code)]
 fn since_start() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -98,7 +102,7 @@ fn since_start() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(any(target_os = "linux", all(test, shuttle))))]
 #[expect(clippy::disallowed_methods, reason = "this module is where time comes from")]
 fn since_start() -> u64 {
     use std::sync::OnceLock;

@@ -24,10 +24,9 @@ use crate::log::pool::Need;
 use crate::log::scan::{Table, frame_end};
 use crate::log::segment::{Body, Segment};
 use crate::options::ReadMode;
-use crate::sync::{Arc, AtomicBool, MutexGuard, Ordering};
+use crate::sync::{Arc, AtomicBool, MutexGuard, Ordering, thread};
 use crate::types::Lsn;
 use std::io;
-use std::thread;
 
 /// The longest that the committer waits for writers who are on their way.
 const GATHER_NANOS: u64 = 40_000;

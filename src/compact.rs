@@ -25,9 +25,8 @@ use crate::log::scan::Table;
 use crate::log::segment::{Segment, Segments};
 use crate::log::usage::Used;
 use crate::space::Compactor;
-use crate::sync::{Arc, Ordering};
+use crate::sync::{Arc, Ordering, thread};
 use crate::types::{Lsn, SegmentId};
-use std::thread;
 use std::time::Duration;
 
 /// What one compaction did; from [`Db::compact`](crate::Db::compact).

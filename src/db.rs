@@ -27,6 +27,7 @@ use crate::snapshot::Snapshots;
 use crate::space::{Compactor, Indexed};
 use crate::stats::{Counters, Health, Stats};
 use crate::storage::{Access, Disk, Storage};
+use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
 use crate::types::{KeyspaceId, Lsn, MAX_KEYSPACES, Token};
 use crate::view::Snapshot;
@@ -39,9 +40,8 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::OnceLock;
 use std::task::{Context, Poll};
-use std::thread::JoinHandle;
 use std::time::Duration;
-use std::{fmt, io, thread};
+use std::{fmt, io};
 
 /// How long after the last commit an idle frame proves that all of them were durable.
 const IDLE: Duration = Duration::from_millis(50);

@@ -73,28 +73,26 @@ pub fn mutate(args: &Args) -> Result<bool, String> {
     let usual = usual_times(&tree, args.jobs, wanted)?;
     let begun = Instant::now();
     let all: Vec<(usize, Mutant)> = changes.into_values().flatten().collect();
-    let survivors: Vec<&Mutant> = in_turn(args.jobs, &all, |(number, mutant)| {
-        for test in tests[number] {
-            let usual = usual.get(&**test).copied().unwrap_or_default();
-            let ran =
-                run(&tree, test, *number, Duration::from_secs(10) + usual * 5).map_err(|e| e.to_string())?;
-            if ran.failure().is_some() {
-                return Ok(None);
-            }
-        }
-        println!("survives: {}", mutant.name);
-        Ok(Some(mutant))
-    })?
-    .into_iter()
-    .flatten()
-    .collect();
+    let tried = in_turn(args.jobs, &all, |(number, mutant)| {
+        let found = find(&tree, *number, tests[number], &usual)?;
+        let by = match &found {
+            None => "NOBODY",
+            Some(Found { hung: true, by }) => &format!("{by}, hung"),
+            Some(Found { by, .. }) => by,
+        };
+        eprintln!("{:7.0} s  {}: {by}", begun.elapsed().as_secs_f64(), mutant.name);
+        Ok((mutant, found))
+    })?;
+    let survivors: Vec<&Mutant> =
+        tried.iter().filter(|(_, found)| found.is_none()).map(|(mutant, _)| *mutant).collect();
+    let hung = tried.iter().filter(|(_, found)| found.as_ref().is_some_and(|found| found.hung)).count();
     let unexplained: Vec<&str> = survivors
         .iter()
         .map(|mutant| &*mutant.name)
         .filter(|name| !reasons.contains(&format!("`{name}`")))
         .collect();
     println!(
-        "{} changes in {:.0} s: {} found, {} survive with a reason, {} without",
+        "{} changes in {:.0} s: {} found, {hung} of them because a test hung, {} survive with a reason, {} without",
         all.len(),
         begun.elapsed().as_secs_f64(),
         all.len() - survivors.len(),
@@ -103,6 +101,32 @@ pub fn mutate(args: &Args) -> Result<bool, String> {
     );
     unexplained.iter().for_each(|name| println!("no test finds: {name}"));
     Ok(unexplained.is_empty())
+}
+
+/// The test that found a change.
+struct Found<'t> {
+    by: &'t str,
+    hung: bool,
+}
+
+/// Runs the tests of a change, the quickest first, until one fails.
+fn find<'t>(
+    tree: &Tree,
+    number: usize,
+    tests: &'t [String],
+    usual: &BTreeMap<&str, Duration>,
+) -> Result<Option<Found<'t>>, String> {
+    let usual = |test: &str| usual.get(test).copied().unwrap_or_default();
+    let mut tests: Vec<&str> = tests.iter().map(|test| &**test).collect();
+    tests.sort_by_key(|test| usual(test));
+    for by in tests {
+        let limit = Duration::from_secs(20) + usual(by) * 10;
+        let ran = run(tree, by, number, limit).map_err(|e| e.to_string())?;
+        if ran.failure().is_some() {
+            return Ok(Some(Found { by, hung: ran.status.is_none() }));
+        }
+    }
+    Ok(None)
 }
 
 fn is_wanted(wanted: &[String], file: &str) -> bool {

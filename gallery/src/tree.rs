@@ -22,6 +22,9 @@ pub(crate) fn is(bug: u32) -> bool {
 /// Tests that bring modules of the library with them, built in their own way.
 const LOOM: &str = "tests/loom.rs";
 
+/// The library's own tests under shuttle, which are those of `tests/schedules`.
+const SCHEDULES: &str = "schedules";
+
 /// The copy, and the test binaries built of it, by name.
 pub struct Tree {
     pub dir: PathBuf,
@@ -59,12 +62,20 @@ impl Tree {
 
     /// Builds these test binaries.
     pub fn build(mut self, wanted: BTreeSet<&str>) -> Result<Tree, String> {
-        let (loom, plain): (Vec<&str>, Vec<&str>) = wanted.into_iter().partition(|binary| *binary == "loom");
+        let (loom, rest): (Vec<&str>, Vec<&str>) = wanted.into_iter().partition(|binary| *binary == "loom");
+        let (shuttle, plain): (Vec<&str>, Vec<&str>) =
+            rest.into_iter().partition(|binary| *binary == SCHEDULES);
         if !plain.is_empty() {
-            self.binaries = build(&self.dir, &self.target, &plain, "")?;
+            self.binaries = build(&self.dir, &self.target, &plain, None)?;
         }
         if !loom.is_empty() {
-            self.binaries.extend(build(&self.dir, &self.target.join("loom"), &loom, "--cfg loom")?);
+            let way = Some(("loom", "--cfg loom"));
+            self.binaries.extend(build(&self.dir, &self.target.join("loom"), &loom, way)?);
+        }
+        if !shuttle.is_empty() {
+            let way = Some(("release", "--cfg shuttle"));
+            let built = build(&self.dir, &self.target.join("shuttle"), &["lib"], way)?;
+            self.binaries.extend(built.into_values().map(|path| (SCHEDULES.to_owned(), path)));
         }
         Ok(self)
     }
@@ -151,12 +162,12 @@ fn write(files: &BTreeMap<PathBuf, Vec<u8>>, dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Builds the named test binaries; where each lies.
+/// Builds the named test binaries, some of them under a profile and flags of their own; where each lies.
 fn build(
     dir: &Path,
     target: &Path,
     names: &[&str],
-    flags: &str,
+    way: Option<(&str, &str)>,
 ) -> Result<BTreeMap<String, PathBuf>, String> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
     cargo.args(["test", "--no-run", "--features", "testkit", "--message-format=json-render-diagnostics"]);
@@ -167,8 +178,8 @@ fn build(
         };
     }
     cargo.current_dir(dir).env("CARGO_TARGET_DIR", target).stderr(Stdio::inherit()).stdout(Stdio::piped());
-    if !flags.is_empty() {
-        cargo.args(["--profile", "loom"]).env("RUSTFLAGS", flags);
+    if let Some((profile, flags)) = way {
+        cargo.args(["--profile", profile]).env("RUSTFLAGS", flags);
     }
     let output = cargo.output().map_err(|e| format!("cargo: {e}"))?;
     if !output.status.success() {

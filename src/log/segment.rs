@@ -18,7 +18,7 @@ use crate::format::{HEADER_BYTES, name};
 use crate::index::Place;
 use crate::op::{Kind, Op};
 use crate::storage::{File, Mapping};
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Mutex, may_switch};
 use crate::types::{Location, Lsn, SegmentId};
 use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
 use std::fmt;
@@ -336,6 +336,7 @@ impl Segments {
     /// The segment in `slot`.
     #[inline]
     pub fn get<'g>(&self, slot: u32, guard: &'g Guard) -> Option<&'g Arc<Segment>> {
+        may_switch();
         let page = self.pages.get(slot as usize / PAGE)?.get()?;
         let shared = page[slot as usize % PAGE].load(Ordering::Acquire, guard);
         deref(shared)
