@@ -380,7 +380,7 @@ mod tests {
         let mut file = open(&disk, &block);
         let (one, from) = (file.head.tables[0], file.tables_at);
         // The same table over and over: many pieces, each of which says which it is.
-        let tables = vec![one; 2];
+        let tables = [one; 2];
         let pieces: Vec<_> = (0..100).map(|_| Piece { from, tables: &tables[..1] }).collect();
         let next = AtomicUsize::new(0);
         let work = || {

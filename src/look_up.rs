@@ -322,12 +322,24 @@ mod tests {
         type Between = fn(&Db, &Keyspace);
         let cases: [(&str, Between); 8] = [
             ("nothing", |_, _| {}),
-            ("a put", |_, rows| drop(rows.put(token(5), b"key", b"later").unwrap())),
-            ("the same token", |_, rows| drop(rows.put(token(3), b"key", b"later").unwrap())),
-            ("a delete", |_, rows| drop(rows.delete(token(5), b"key").unwrap())),
-            ("a numbered put", |_, rows| drop(rows.put_op(token(5), OpId::new(1), b"key", b"").unwrap())),
-            ("a raise", |_, rows| drop(rows.raise(token(6), b"key").unwrap())),
-            ("a floor", |_, rows| drop(rows.raise_all(token(7)).unwrap())),
+            ("a put", |_, rows| {
+                rows.put(token(5), b"key", b"later").unwrap();
+            }),
+            ("the same token", |_, rows| {
+                rows.put(token(3), b"key", b"later").unwrap();
+            }),
+            ("a delete", |_, rows| {
+                rows.delete(token(5), b"key").unwrap();
+            }),
+            ("a numbered put", |_, rows| {
+                rows.put_op(token(5), OpId::new(1), b"key", b"").unwrap();
+            }),
+            ("a raise", |_, rows| {
+                rows.raise(token(6), b"key").unwrap();
+            }),
+            ("a floor", |_, rows| {
+                rows.raise_all(token(7)).unwrap();
+            }),
             ("compaction", |db, rows| {
                 for n in 0..40 {
                     rows.put(token(1), b"other", &[n; 900]).unwrap();
@@ -340,8 +352,8 @@ mod tests {
                 let (db, rows) = store();
                 match writes {
                     0 => {}
-                    1 => drop(rows.put(token(3), b"key", b"first").unwrap()),
-                    _ => drop(rows.put_op(token(3), OpId::new(7), b"key", b"first").unwrap()),
+                    1 => _ = rows.put(token(3), b"key", b"first").unwrap(),
+                    _ => _ = rows.put_op(token(3), OpId::new(7), b"key", b"first").unwrap(),
                 }
                 let (seen, again, anew) = looks(&db, &rows, || between(&db, &rows));
                 assert_eq!(seen.map(|seen| seen.token), (writes > 0).then_some(3), "{what}");
