@@ -278,6 +278,9 @@ impl Keyspace {
     }
 
     /// Every key and value in the order of the keys, as of now: a snapshot of its own.
+    ///
+    /// Above 4096 keys, the first scan since the open (or since there are so many) puts them in order, which takes
+    /// about 0.15 s a million keys of the store. From then on that is kept up with each new key.
     pub fn iter(&self) -> Iter {
         self.range(..)
     }

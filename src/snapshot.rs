@@ -11,9 +11,10 @@ use crate::error::Result;
 use crate::format::frame::FRAME_HEADER_BYTES;
 use crate::index::KeyChunk;
 use crate::log::segment::{OpRef, Pinned, Segment, Segments};
+use crate::look_up::is_named;
 use crate::op::{Class, Kind};
 use crate::sync::{Arc, Mutex};
-use crate::types::{Lsn, Mark};
+use crate::types::{Location, Lsn, Mark};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
@@ -206,23 +207,24 @@ impl Engine {
         }
     }
 
-    /// Hashes the next `count` keys behind those that are hashed, and touches what their look-ups will read:
+    /// Looks for the next `count` keys behind those that are looked up, and touches what reading them will read:
     /// first all lines of the index, then all ops. The memory fetches those side by side, where one look-up
     /// behind the other would wait for each.
-    fn hash_ahead(&self, keyspace: &KeyspaceState, keys: &KeyChunk, count: usize, hashes: &mut Vec<u64>) {
+    fn look_ahead(&self, keyspace: &KeyspaceState, keys: &KeyChunk, count: usize, found: &mut Vec<Sighted>) {
         let guard = crossbeam_epoch::pin();
-        let from = hashes.len();
+        let from = found.len();
         let names = (from..keys.len()).take(count.min(AHEAD)).filter_map(|n| keys.get(n));
-        hashes.extend(names.map(|key| self.hash(keyspace, Class::Key, key)));
-        let new = &hashes[from..];
-        let mut touched = new.iter().fold(0, |touched, &hash| touched ^ self.slots.touch(hash, &guard));
+        found.extend(names.map(|key| Sighted { hash: self.hash(keyspace, Class::Key, key), at: None }));
+        let new = &mut found[from..];
+        let mut touched = new.iter().fold(0, |touched, new| touched ^ self.slots.touch(new.hash, &guard));
         let mut ops: [&[u8]; AHEAD] = [&[]; AHEAD];
-        for (op, &hash) in ops.iter_mut().zip(new) {
+        for (op, new) in ops.iter_mut().zip(new) {
             // The first place under the tag is nearly always the right one; if not, nothing is lost.
-            let place = self.slots.find(hash, &guard, |place| Ok::<_, Infallible>(Some(place)));
+            let place = self.slots.find(new.hash, &guard, |place| Ok::<_, Infallible>(Some(place)));
             if let Ok(Some(place)) = place
                 && let Some(segment) = self.segments.get(place.segment, &guard)
             {
+                new.at = Some(segment.location(place.offset));
                 // The header of a frame with one op stands in front of it.
                 let start = (place.offset as usize).saturating_sub(FRAME_HEADER_BYTES);
                 *op = segment.bytes().get(start..).unwrap_or_default();
@@ -232,6 +234,33 @@ impl Engine {
             touched ^= ops.iter().fold(0, |sum, op| sum ^ u64::from(op.get(at).copied().unwrap_or(0)));
         }
         black_box(touched);
+    }
+
+    /// The value of a key at `lsn`, which a snapshot pins. Where the op that was sighted is that old, it is the
+    /// answer: whatever is newer was appended behind the look, and so behind the snapshot.
+    fn sighted_value(
+        &self,
+        keyspace: &KeyspaceState,
+        key: &[u8],
+        sighted: Sighted,
+        lsn: Lsn,
+    ) -> Result<Option<Value>> {
+        if let Some(at) = sighted.at {
+            let guard = crossbeam_epoch::pin();
+            // Of two segments in one slot only one has this id, for ever.
+            let segment = self.segments.get(Segments::slot(at.segment), &guard);
+            if let Some(segment) = segment.filter(|segment| segment.id == at.segment) {
+                let op = segment.op(at.offset)?;
+                if op.lsn <= lsn && is_named(&op, keyspace, Class::Key, key) {
+                    if op.head.kind != Kind::Put {
+                        return Ok(None);
+                    }
+                    segment.check_value(&op)?;
+                    return Ok(Some(value_of(segment, &op)));
+                }
+            }
+        }
+        self.hashed_value(keyspace, key, sighted.hash, When::At(lsn))
     }
 
     /// The mark of a fence as it is on the disk: the larger of its own and the floor.
@@ -273,9 +302,17 @@ pub(crate) struct Walk {
 struct Ahead {
     keys: KeyChunk,
     /// Of the first keys of the chunk.
-    hashes: Vec<u64>,
+    sighted: Vec<Sighted>,
     next: usize,
     limit: usize,
+}
+
+/// A key that was looked up ahead.
+#[derive(Clone, Copy)]
+struct Sighted {
+    hash: u64,
+    /// Where an op lay that may be the key's newest one.
+    at: Option<Location>,
 }
 
 const FIRST_CHUNK: usize = 16;
@@ -294,19 +331,19 @@ impl Ahead {
 
     fn grow(&mut self) -> usize {
         self.next = 0;
-        self.hashes.clear();
+        self.sighted.clear();
         self.limit = if self.limit == 0 { FIRST_CHUNK } else { (self.limit * 4).min(LARGEST_CHUNK) };
         self.limit
     }
 
-    /// The next key and its hash.
-    fn peek(&mut self, engine: &Engine, keyspace: &KeyspaceState) -> Option<(&[u8], u64)> {
-        if self.next == self.hashes.len() {
+    /// The next key, and what was seen of it.
+    fn peek(&mut self, engine: &Engine, keyspace: &KeyspaceState) -> Option<(&[u8], Sighted)> {
+        if self.next == self.sighted.len() {
             let is_first = self.next == 0 && self.limit == FIRST_CHUNK;
             let count = if is_first { FIRST_AHEAD } else { AHEAD };
-            engine.hash_ahead(keyspace, &self.keys, count, &mut self.hashes);
+            engine.look_ahead(keyspace, &self.keys, count, &mut self.sighted);
         }
-        Some((self.keys.get(self.next)?, *self.hashes.get(self.next)?))
+        Some((self.keys.get(self.next)?, *self.sighted.get(self.next)?))
     }
 }
 
@@ -330,13 +367,13 @@ impl Walk {
                 debug_assert_eq!(keys, Ok(()), "sorted above, for ever");
             }
             let engine = &self.pin.engine;
-            let Some((key, hash)) = self.front.peek(engine, &self.keyspace) else { return Ok(None) };
+            let Some((key, sighted)) = self.front.peek(engine, &self.keyspace) else { return Ok(None) };
             // The other end may have come past the keys that were copied ahead.
             if is_beyond(key, &self.to) {
                 return Ok(None);
             }
             // An error leaves the walk where it is, so that it is returned again.
-            let value = engine.hashed_value(&self.keyspace, key, hash, When::At(self.pin.lsn))?;
+            let value = engine.sighted_value(&self.keyspace, key, sighted, self.pin.lsn)?;
             exclude(&mut self.from, key);
             let found = value.map(|value| (key.to_vec(), value));
             self.front.next += 1;
@@ -356,12 +393,12 @@ impl Walk {
                 debug_assert_eq!(keys, Ok(()), "sorted above, for ever");
             }
             let engine = &self.pin.engine;
-            let Some((key, hash)) = self.back.peek(engine, &self.keyspace) else { return Ok(None) };
+            let Some((key, sighted)) = self.back.peek(engine, &self.keyspace) else { return Ok(None) };
             if is_before(key, &self.from) {
                 return Ok(None);
             }
             // An error leaves the walk where it is, so that it is returned again.
-            let value = engine.hashed_value(&self.keyspace, key, hash, When::At(self.pin.lsn))?;
+            let value = engine.sighted_value(&self.keyspace, key, sighted, self.pin.lsn)?;
             exclude(&mut self.to, key);
             let found = value.map(|value| (key.to_vec(), value));
             self.back.next += 1;
