@@ -5,7 +5,6 @@
 //!
 //! Read next: `request.rs`, where it begins.
 
-use crate::block::block_on;
 use crate::error::{Error, Result};
 use crate::grant::{Attempt, Busy};
 use crate::group_commit::WakerSlot;
@@ -98,7 +97,7 @@ impl Acquire {
                     self.stage = Stage::Start;
                 }
                 Stage::Waiting(waiter) => {
-                    let told = block_on(|cx| waiter.poll(cx));
+                    let told = waiter.wait();
                     self.told(told)?;
                 }
                 Stage::Appended { granted, .. } => {

@@ -13,15 +13,13 @@
 use crate::engine::{Engine, PoisonOnPanic, Tail};
 use crate::error::{Error, Result};
 use crate::grant::{Attempt, Busy, Turn};
-use crate::group_commit::WakerSlot;
 use crate::lease::Grant;
 use crate::log::pool::Need;
 use crate::slots::slot_of;
 use crate::sync::{Arc, Ordering};
 use crate::types::{KeyspaceId, Lsn, Token};
-use crate::waiters::{Ask, QueueId, Waiter};
+use crate::waiters::{Ask, Asleep, QueueId, Waiter};
 use crate::watches::Keep;
-use std::task::{Context, Waker};
 use std::time::Duration;
 
 /// How many things are done between two looks at the clock.
@@ -133,15 +131,13 @@ impl Engine {
         for _ in 0..MOST_TOLD {
             let Some(waiter) = &first else { return is_granted };
             match self.serve(waiter, room) {
-                Served::Told(waker) => {
+                Served::Told(asleep) => {
                     first = self.waiters.remove_and_next(waiter);
-                    if let Some(waker) = waker {
-                        waker.wake();
-                    }
+                    asleep.wake();
                 }
-                Served::Granted { waker, lsn, company } => {
+                Served::Granted { asleep, lsn, group, company } => {
                     first = self.waiters.remove_and_next(waiter);
-                    self.wake_when_durable(waker, lsn, company);
+                    self.wake_when_durable(asleep, lsn, group, company);
                     is_granted = true;
                 }
                 Served::Busy(busy) => {
@@ -179,15 +175,11 @@ impl Engine {
 
     /// Wakes the one whose grant was appended: at once if it is to make the commit, being alone, and else
     /// when that is made, so that it is woken once.
-    fn wake_when_durable(&self, waker: Option<Waker>, lsn: Lsn, company: bool) {
-        let Some(waker) = waker else { return };
+    fn wake_when_durable(&self, asleep: Asleep, lsn: Lsn, group: u32, company: bool) {
         if !company && self.progress.durable().next() == lsn {
-            return waker.wake();
+            return asleep.wake();
         }
-        let mut cx = Context::from_waker(&waker);
-        if self.progress.poll(lsn, &mut WakerSlot::default(), &mut cx).is_ready() {
-            return waker.wake();
-        }
+        asleep.wake_when_durable(&self.progress, lsn, group);
         self.doorbell.ring();
     }
 
@@ -211,23 +203,23 @@ impl Engine {
     fn serve(&self, waiter: &Arc<Waiter>, room: Room) -> Served {
         let ask = waiter.ask();
         let keyspace = self.keyspace_by_id(waiter.queue.keyspace);
-        let Some(keyspace) = keyspace else { return Served::Told(None) };
+        let Some(keyspace) = keyspace else { return Served::Told(Asleep::Nobody) };
         let attempt = self.with_room_for(&ask, room, |tail| {
             // Held while the grant is appended: it is told, or it has left, never both.
-            let Some(queued) = waiter.queued() else { return Ok(Served::Told(None)) };
+            let Some(queued) = waiter.queued() else { return Ok(Served::Told(Asleep::Nobody)) };
             // Asked under the tail lock: a waiter past its deadline gets no grant, and burns no token.
             if self.options.clock.now() >= waiter.deadline {
                 return Ok(Served::Told(queued.tell(Err(self.timeout(waiter)))));
             }
             Ok(match self.attempt_at(tail, &keyspace, &ask, Turn::First) {
                 Ok(Attempt::Appended(granted)) => {
-                    let lsn = granted.lsn;
+                    let (lsn, group) = (granted.lsn, granted.group);
                     // From here on it waits for the sync, until it says otherwise.
                     let company = self.waiting.fetch_add(1, Ordering::AcqRel) > 0;
-                    Served::Granted { waker: queued.tell(Ok(granted)), lsn, company }
+                    Served::Granted { asleep: queued.tell(Ok(granted)), lsn, group, company }
                 }
                 Ok(Attempt::Busy(busy)) => Served::Busy(busy),
-                Ok(Attempt::Queued(_)) => Served::Told(None),
+                Ok(Attempt::Queued(_)) => Served::Told(Asleep::Nobody),
                 Err(error) => Served::Told(queued.tell(Err(error))),
             })
         });
@@ -235,16 +227,16 @@ impl Engine {
             None => Served::NoRoom,
             Some(Ok(served)) => served,
             // No room, or no store: the one whose turn it is learns so.
-            Some(Err(error)) => Served::Told(waiter.queued().and_then(|queued| queued.tell(Err(error)))),
+            Some(Err(error)) => {
+                Served::Told(waiter.queued().map_or(Asleep::Nobody, |queued| queued.tell(Err(error))))
+            }
         }
     }
 
-    fn tell(&self, waiter: &Waiter, answer: Result<crate::waiters::Granted>) {
-        let waker = waiter.queued().and_then(|queued| queued.tell(answer));
+    fn tell(&self, waiter: &Arc<Waiter>, answer: Result<crate::waiters::Granted>) {
+        let asleep = waiter.queued().map_or(Asleep::Nobody, |queued| queued.tell(answer));
         self.waiters.remove(waiter);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        asleep.wake();
     }
 
     fn timeout(&self, waiter: &Waiter) -> Error {
@@ -290,10 +282,10 @@ enum Room {
 
 /// What became of the first in a queue.
 enum Served {
-    /// It has its answer, or has left: it is to be removed, and this one woken.
-    Told(Option<Waker>),
-    /// Its grant is appended: it is to be removed, and this one woken when that is durable.
-    Granted { waker: Option<Waker>, lsn: Lsn, company: bool },
+    /// It has its answer, or has left: it is to be removed, and woken.
+    Told(Asleep),
+    /// Its grant is appended: it is to be removed, and woken when that is durable.
+    Granted { asleep: Asleep, lsn: Lsn, group: u32, company: bool },
     /// The thread of the leases has to make room first.
     NoRoom,
     /// The fence is taken.

@@ -14,7 +14,7 @@ pub(crate) use crossbeam_utils::CachePadded;
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 #[cfg(all(test, shuttle))]
-pub(crate) use shuttled::{Condvar, Mutex, MutexGuard, RwLock, wait_on, wake_all};
+pub(crate) use shuttled::{Condvar, Mutex, MutexGuard, RwLock, move_all, wait_on, wake_all};
 
 #[cfg(all(test, shuttle))]
 #[path = "../tests/support/shuttled.rs"]
@@ -30,4 +30,28 @@ pub(crate) fn wait_on(word: &AtomicU32, expected: u32) {
 #[cfg(not(all(test, shuttle)))]
 pub(crate) fn wake_all(word: &AtomicU32) {
     atomic_wait::wake_all(word);
+}
+
+/// Has every thread that sleeps on `word` sleep on `other` instead, if `word` holds `expected`; where the
+/// system cannot do that, it wakes them.
+#[cfg(not(all(test, shuttle)))]
+#[allow(unsafe_code)]
+pub(crate) fn move_all(word: &AtomicU32, expected: u32, other: &AtomicU32) {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    {
+        // None is woken, all are moved. Private, as the waits are.
+        let (wake, most) = (0u32, i32::MAX as usize);
+        let operation = libc::FUTEX_CMP_REQUEUE | libc::FUTEX_PRIVATE_FLAG;
+        // SAFETY: both words live during the call, which reads the first one and otherwise takes them for names
+        // of queues.
+        let moved = unsafe {
+            libc::syscall(libc::SYS_futex, word.as_ptr(), operation, wake, most, other.as_ptr(), expected)
+        };
+        if moved >= 0 {
+            return;
+        }
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    let _ = (expected, other);
+    wake_all(word);
 }

@@ -10,6 +10,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::group_commit::{Progress, Sleeper, WakerSlot};
 use crate::lease::{Grant, Terms};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::types::{KeyspaceId, Lsn, OpId, OwnerId, Token};
@@ -64,6 +65,8 @@ pub(crate) struct Waiter {
     terms: Terms,
     resume: Option<Token>,
     state: Mutex<Turn>,
+    /// Where a blocking caller sleeps until it is told.
+    sleeper: Sleeper,
     /// It was taken out of its queue, so there is nothing left to remove. Stored (Release) under the lock of
     /// the queues, after that; loaded (Acquire) by those who would lock them for it.
     is_out: AtomicBool,
@@ -79,14 +82,51 @@ enum Turn {
 
 /// The turn of a waiter, held while it is decided: it is still in the queue.
 #[derive(Debug)]
-pub(crate) struct Queued<'w>(MutexGuard<'w, Turn>);
+pub(crate) struct Queued<'w> {
+    waiter: &'w Arc<Waiter>,
+    turn: MutexGuard<'w, Turn>,
+}
 
 impl Queued<'_> {
     /// Tells the waiter; who is to be woken, after all locks are given back.
-    pub(crate) fn tell(mut self, answer: Result<Granted>) -> Option<Waker> {
-        match std::mem::replace(&mut *self.0, Turn::Told(answer)) {
-            Turn::Queued(waker) => waker,
-            Turn::Told(_) | Turn::Gone => None,
+    pub(crate) fn tell(mut self, answer: Result<Granted>) -> Asleep {
+        match std::mem::replace(&mut *self.turn, Turn::Told(answer)) {
+            Turn::Queued(Some(waker)) => Asleep::Task(waker),
+            Turn::Queued(None) if self.waiter.sleeper.call() => Asleep::Thread(self.waiter.clone()),
+            _ => Asleep::Nobody,
+        }
+    }
+}
+
+/// Who sleeps, and knows nothing of its answer yet.
+#[derive(Debug)]
+#[must_use = "somebody is to be woken, after all locks are given back"]
+pub(crate) enum Asleep {
+    Nobody,
+    Task(Waker),
+    Thread(Arc<Waiter>),
+}
+
+impl Asleep {
+    pub(crate) fn wake(self) {
+        match self {
+            Asleep::Nobody => {}
+            Asleep::Task(waker) => waker.wake(),
+            Asleep::Thread(waiter) => waiter.sleeper.wake(),
+        }
+    }
+
+    /// Wakes it when `lsn` of `group` is durable, or will not be, together with all others who wait for that.
+    pub(crate) fn wake_when_durable(self, progress: &Progress, lsn: Lsn, group: u32) {
+        match self {
+            Asleep::Nobody => {}
+            Asleep::Task(waker) => {
+                let mut cx = Context::from_waker(&waker);
+                if progress.poll(lsn, &mut WakerSlot::default(), &mut cx).is_ready() {
+                    waker.wake();
+                }
+            }
+            Asleep::Thread(waiter) => progress.take_over(&waiter.sleeper, lsn, group),
         }
     }
 }
@@ -97,9 +137,18 @@ impl Waiter {
     }
 
     /// The waiter, if nobody has told it anything and it has not left.
-    pub(crate) fn queued(&self) -> Option<Queued<'_>> {
-        let state = self.state.lock();
-        matches!(*state, Turn::Queued(_)).then_some(Queued(state))
+    pub(crate) fn queued(self: &Arc<Self>) -> Option<Queued<'_>> {
+        let turn = self.state.lock();
+        matches!(*turn, Turn::Queued(_)).then_some(Queued { waiter: self, turn })
+    }
+
+    /// Sleeps until it is told; if that is a grant, perhaps until it is durable too.
+    pub(crate) fn wait(&self) -> Result<Granted> {
+        self.sleeper.sleep();
+        match std::mem::replace(&mut *self.state.lock(), Turn::Gone) {
+            Turn::Told(answer) => answer,
+            Turn::Queued(_) | Turn::Gone => Err(Error::Closed),
+        }
     }
 
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<Result<Granted>> {
@@ -180,6 +229,7 @@ impl Waiters {
             terms: ask.terms,
             resume: ask.resume,
             state: Mutex::new(Turn::Queued(None)),
+            sleeper: Sleeper::new(),
             is_out: AtomicBool::new(false),
         });
         let queue = &mut inner.queues.entry(queue).or_default().waiters;

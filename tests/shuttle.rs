@@ -40,7 +40,7 @@ mod watches;
 
 use block::block_on;
 use error::Error;
-use group_commit::{Doorbell, Progress, WakerSlot};
+use group_commit::{Doorbell, Progress};
 use lease::{Bell, Grant, RenewError, Terms};
 use lease_table::LeaseTable;
 use shuttle::rand::{Rng, thread_rng};
@@ -52,7 +52,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use sync::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering, time};
 use types::{KeyspaceId, Lsn, OwnerId, Token, Ttl};
-use waiters::{Ask, Granted, QueueId, Slots, Waiter, Waiters};
+use waiters::{Ask, Asleep, Granted, QueueId, Slots, Waiter, Waiters};
 use watches::{Keep, Watches};
 
 /// The one word of `src/options.rs` that the kernels use.
@@ -66,7 +66,7 @@ mod options {
 
 /// `src/sync.rs` on shuttle: the part of it that the kernels use.
 mod sync {
-    pub(crate) use crate::shuttled::{Condvar, Mutex, MutexGuard, time, wait_on, wake_all};
+    pub(crate) use crate::shuttled::{Condvar, Mutex, MutexGuard, move_all, time, wait_on, wake_all};
     pub(crate) use crossbeam_utils::CachePadded;
     pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
     pub(crate) use std::sync::Arc;
@@ -204,8 +204,8 @@ enum Attempt {
 }
 
 enum Served {
-    Told(Option<Waker>),
-    Granted { waker: Option<Waker>, lsn: Lsn, company: bool },
+    Told(Asleep),
+    Granted { asleep: Asleep, lsn: Lsn, group: u32, company: bool },
     NoRoom,
     Busy(Vec<Arc<Grant>>),
 }
@@ -220,6 +220,8 @@ struct Wish {
     wait: u64,
     /// Leaves after so many polls.
     patience: Option<u64>,
+    /// Waits as a future does, not as a thread.
+    is_task: bool,
 }
 
 impl Engine {
@@ -404,7 +406,8 @@ impl Engine {
             self.hand_over(&waiter.queue, true);
         }
         let told = match wish.patience {
-            None => block_on(|cx| waiter.poll(cx)),
+            None if wish.is_task => block_on(|cx| waiter.poll(cx)),
+            None => waiter.wait(),
             Some(polls) => {
                 let mut told = None;
                 for _ in 0..polls {
@@ -510,12 +513,12 @@ impl Engine {
             self.look_at_due(token, now);
         }
         for waiter in self.waiters.late(now, MOST) {
-            let waker = waiter.queued().and_then(|queued| {
+            let asleep = waiter.queued().map_or(Asleep::Nobody, |queued| {
                 self.witness.note(&waiter, |joined| joined.is_gone = true);
                 queued.tell(Err(Error::Timeout { after: waiter.wait }))
             });
             self.waiters.remove(&waiter);
-            waker.into_iter().for_each(Waker::wake);
+            asleep.wake();
         }
         for queue in self.waiters.to_visit(now, MOST) {
             self.hand_over(&queue, false);
@@ -555,13 +558,13 @@ impl Engine {
         for _ in 0..MOST_TOLD {
             let Some(waiter) = &first else { return };
             match self.serve(waiter, at_hand) {
-                Served::Told(waker) => {
+                Served::Told(asleep) => {
                     first = self.waiters.remove_and_next(waiter);
-                    waker.into_iter().for_each(Waker::wake);
+                    asleep.wake();
                 }
-                Served::Granted { waker, lsn, company } => {
+                Served::Granted { asleep, lsn, group, company } => {
                     first = self.waiters.remove_and_next(waiter);
-                    self.wake_when_durable(waker, lsn, company);
+                    self.wake_when_durable(asleep, lsn, group, company);
                 }
                 Served::Busy(busy) => {
                     if self.wait_for(queue, &busy) {
@@ -581,16 +584,16 @@ impl Engine {
         if at_hand && any(8) == 0 {
             return Served::NoRoom;
         }
-        let Some(queued) = waiter.queued() else { return Served::Told(None) };
+        let Some(queued) = waiter.queued() else { return Served::Told(Asleep::Nobody) };
         if time::now() >= waiter.deadline {
             self.witness.note(waiter, |joined| joined.is_gone = true);
             return Served::Told(queued.tell(Err(Error::Timeout { after: waiter.wait })));
         }
         match self.attempt_at(&mut tail, &waiter.ask(), Some(waiter)) {
             Attempt::Appended(granted) => {
-                let lsn = granted.lsn;
+                let (lsn, group) = (granted.lsn, granted.group);
                 let company = self.waiting.fetch_add(1, Ordering::AcqRel) > 0;
-                Served::Granted { waker: queued.tell(Ok(granted)), lsn, company }
+                Served::Granted { asleep: queued.tell(Ok(granted)), lsn, group, company }
             }
             Attempt::Busy(busy) => Served::Busy(busy),
             Attempt::Queued => unreachable!("it is the first"),
@@ -614,15 +617,11 @@ impl Engine {
         true
     }
 
-    fn wake_when_durable(&self, waker: Option<Waker>, lsn: Lsn, company: bool) {
-        let Some(waker) = waker else { return };
+    fn wake_when_durable(&self, asleep: Asleep, lsn: Lsn, group: u32, company: bool) {
         if !company && self.progress.durable().next() == lsn {
-            return waker.wake();
+            return asleep.wake();
         }
-        let mut cx = Context::from_waker(&waker);
-        if self.progress.poll(lsn, &mut WakerSlot::default(), &mut cx).is_ready() {
-            return waker.wake();
-        }
+        asleep.wake_when_durable(&self.progress, lsn, group);
         self.doorbell.ring();
     }
 
@@ -682,7 +681,14 @@ fn without_deadlines() {
         for _ in 0..2 {
             let patience = (any(4) == 0).then(|| any(3));
             let (name, slots) = if any(3) == 0 { (KEY, Some(SLOTS)) } else { (FENCES[0], None) };
-            let wish = Wish { name, slots, terms: terms(Ttl::INFINITE, 0), wait: u64::MAX, patience };
+            let wish = Wish {
+                name,
+                slots,
+                terms: terms(Ttl::INFINITE, 0),
+                wait: u64::MAX,
+                patience,
+                is_task: any(3) == 0,
+            };
             let Some(grant) = engine.acquire(&wish) else { continue };
             engine.witness.check_all();
             let now = time::now();
@@ -717,7 +723,8 @@ fn with_deadlines() {
             let ttl = Ttl::new(Duration::from_millis(5 + any(6))).unwrap();
             let delay = if any(4) == 0 { 2 * MS } else { 0 };
             let patience = (any(5) == 0).then(|| any(3));
-            let wish = Wish { name, slots, terms: terms(ttl, delay), wait: any(4) * 7 * MS, patience };
+            let terms = terms(ttl, delay);
+            let wish = Wish { name, slots, terms, wait: any(4) * 7 * MS, patience, is_task: any(2) == 0 };
             let Some(grant) = engine.acquire(&wish) else { continue };
             if any(3) == 0 {
                 let now = time::now();
