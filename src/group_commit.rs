@@ -8,7 +8,8 @@
 //!
 //! Never touches a file, reads a clock or starts a thread, and never wakes a task while holding a
 //! lock of its own. Waking a thread is the dearest step of a commit, so a group has one word to sleep
-//! on and one wake for all of it, and that call is not even made when nobody sleeps.
+//! on and one wake for all of it, and that call is not even made when nobody sleeps. Who slept elsewhere,
+//! waiting for a lease, is taken over by the word of the group in which its grant lies.
 //!
 //! Read next: `commit.rs`, which calls this; the interleavings are tried by `tests/loom.rs`.
 
@@ -505,6 +506,42 @@ mod tests {
         assert_eq!(progress.wait(Lsn::new(3), 0), Ok(()));
         let count = Arc::default();
         assert_eq!(poll(&progress, 4, &mut WakerSlot::default(), &count), Poll::Ready(Err(NotDurable)));
+    }
+
+    /// On the kernel there is, which `tests/loom.rs` only imitates: a sleeper is taken over while its lsn is
+    /// published. A wake-up that is lost shows as a test without an end.
+    #[test]
+    fn who_is_taken_over_is_woken_whatever_comes_first() {
+        const ROUNDS: u32 = 3_000;
+        let progress = Progress::new(Lsn::ZERO);
+        let rounds: Vec<_> = (1..=ROUNDS).map(|n| (n, Lsn::new(n.into()), Sleeper::new())).collect();
+        let await_sleep = |sleeper: &Sleeper| {
+            while sleeper.0.load(Ordering::Acquire) == AWAKE {
+                thread::yield_now();
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for (n, lsn, sleeper) in &rounds {
+                    sleeper.sleep();
+                    assert_eq!(progress.wait(*lsn, *n), Ok(()));
+                }
+            });
+            scope.spawn(|| {
+                for (n, lsn, sleeper) in &rounds {
+                    await_sleep(sleeper);
+                    if sleeper.call() {
+                        progress.take_over(sleeper, *lsn, *n);
+                    }
+                }
+            });
+            for (n, lsn, sleeper) in &rounds {
+                await_sleep(sleeper);
+                (0..n % 64).for_each(|_| std::hint::spin_loop());
+                drop(progress.publish(*lsn, *n, 0));
+            }
+        });
+        assert_eq!(progress.durable(), Lsn::new(ROUNDS.into()));
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub(crate) fn wake_all(word: &AtomicU32) {
 #[cfg(not(all(test, shuttle)))]
 #[allow(unsafe_code)]
 pub(crate) fn move_all(word: &AtomicU32, expected: u32, other: &AtomicU32) {
-    #[cfg(any(target_os = "linux", target_os = "android"))]
+    #[cfg(target_os = "linux")]
     {
         // None is woken, all are moved. Private, as the waits are.
         let (wake, most) = (0u32, i32::MAX as usize);
@@ -51,7 +51,7 @@ pub(crate) fn move_all(word: &AtomicU32, expected: u32, other: &AtomicU32) {
             return;
         }
     }
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    #[cfg(not(target_os = "linux"))]
     let _ = (expected, other);
     wake_all(word);
 }

@@ -5,7 +5,8 @@
 //!
 //! Read next: `hand_over.rs`, which serves the first in the queue.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use crate::types::{KeyspaceId, Lsn, OpId, OwnerId, Token};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask<'a> {
     /// The fence; with slots, the key.
-    pub name: &'a [u8],
+    pub name: &'a Arc<[u8]>,
     pub slots: Option<Slots>,
     pub terms: Terms,
     /// The token of a lease from before the last open, which its holder wants to go on with.
@@ -33,7 +34,7 @@ pub(crate) struct Slots {
 }
 
 /// The queue of one fence, or of all slots of one key.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct QueueId {
     pub keyspace: KeyspaceId,
     pub name: Arc<[u8]>,
@@ -44,7 +45,9 @@ pub(crate) struct QueueId {
 #[derive(Debug)]
 pub(crate) struct Granted {
     pub grant: Arc<Grant>,
-    pub fence: Box<[u8]>,
+    pub fence: Arc<[u8]>,
+    /// The table had no grant of the fence before.
+    pub is_new: bool,
     pub predecessor: Option<(Token, OpId)>,
     pub lsn: Lsn,
     pub group: u32,
@@ -180,7 +183,7 @@ pub(crate) struct Waiters {
 
 #[derive(Debug, Default)]
 struct Inner {
-    queues: BTreeMap<QueueId, Queue>,
+    queues: HashMap<QueueId, Queue>,
     deadlines: BTreeMap<(u64, u64), Arc<Waiter>>,
     /// When a queue whose fence is kept by a delay is to be looked at.
     visits: BTreeSet<(u64, QueueId)>,
@@ -190,10 +193,19 @@ struct Inner {
     is_shut: bool,
 }
 
-#[derive(Debug, Default)]
+/// A queue in which somebody waits.
+#[derive(Debug)]
 struct Queue {
-    waiters: BTreeMap<u64, Arc<Waiter>>,
+    first: Arc<Waiter>,
+    /// By the order of coming.
+    behind: BTreeMap<u64, Arc<Waiter>>,
     visit_at: Option<u64>,
+}
+
+impl Queue {
+    fn of(first: Arc<Waiter>) -> Self {
+        Queue { first, behind: BTreeMap::new(), visit_at: None }
+    }
 }
 
 impl Waiters {
@@ -214,7 +226,7 @@ impl Waiters {
         deadline: u64,
         wait: Duration,
     ) -> Result<(Arc<Waiter>, bool)> {
-        let queue = QueueId { keyspace, name: ask.name.into(), has_slots: ask.slots.is_some() };
+        let queue = QueueId { keyspace, name: ask.name.clone(), has_slots: ask.slots.is_some() };
         let mut inner = self.inner.lock();
         if inner.is_shut {
             return Err(Error::Closed);
@@ -232,9 +244,16 @@ impl Waiters {
             sleeper: Sleeper::new(),
             is_out: AtomicBool::new(false),
         });
-        let queue = &mut inner.queues.entry(queue).or_default().waiters;
-        let is_first = queue.is_empty();
-        queue.insert(waiter.id, waiter.clone());
+        let is_first = match inner.queues.entry(queue) {
+            Entry::Vacant(place) => {
+                place.insert(Queue::of(waiter.clone()));
+                true
+            }
+            Entry::Occupied(mut queue) => {
+                queue.get_mut().behind.insert(waiter.id, waiter.clone());
+                false
+            }
+        };
         inner.deadlines.insert((deadline, waiter.id), waiter.clone());
         self.len.fetch_add(1, Ordering::Release);
         Ok((waiter, is_first))
@@ -247,23 +266,29 @@ impl Waiters {
         }
     }
 
-    /// The same; answers who is the first in the queue then.
+    /// The same; answers who is the first in the queue then. Of one who left before, too.
     pub(crate) fn remove_and_next(&self, waiter: &Waiter) -> Option<Arc<Waiter>> {
         let mut inner = self.inner.lock();
         let Inner { queues, deadlines, visits, .. } = &mut *inner;
         let queue = queues.get_mut(&waiter.queue)?;
-        if queue.waiters.remove(&waiter.id).is_some() {
-            deadlines.remove(&(waiter.deadline, waiter.id));
-            waiter.is_out.store(true, Ordering::Release);
-            self.len.fetch_sub(1, Ordering::Release);
-        }
-        let next = queue.waiters.first_key_value().map(|(_, next)| next.clone());
-        if next.is_none() {
+        let next = if queue.first.id != waiter.id {
+            if queue.behind.remove(&waiter.id).is_none() {
+                return Some(queue.first.clone());
+            }
+            Some(queue.first.clone())
+        } else if let Some((_, next)) = queue.behind.pop_first() {
+            queue.first = next.clone();
+            Some(next)
+        } else {
             if let Some(at) = queue.visit_at {
                 visits.remove(&(at, waiter.queue.clone()));
             }
             queues.remove(&waiter.queue);
-        }
+            None
+        };
+        deadlines.remove(&(waiter.deadline, waiter.id));
+        waiter.is_out.store(true, Ordering::Release);
+        self.len.fetch_sub(1, Ordering::Release);
         next
     }
 
@@ -279,7 +304,7 @@ impl Waiters {
 
     /// The first in a queue.
     pub(crate) fn first(&self, queue: &QueueId) -> Option<Arc<Waiter>> {
-        self.inner.lock().queues.get(queue)?.waiters.first_key_value().map(|(_, waiter)| waiter.clone())
+        self.inner.lock().queues.get(queue).map(|queue| queue.first.clone())
     }
 
     /// The owner of the first in the queue for `ask`, who is not to be overtaken; and, for somebody who
@@ -288,13 +313,13 @@ impl Waiters {
         if self.len() == 0 {
             return None;
         }
-        let queue = QueueId { keyspace, name: ask.name.into(), has_slots: ask.slots.is_some() };
+        let queue = QueueId { keyspace, name: ask.name.clone(), has_slots: ask.slots.is_some() };
         self.first(&queue).map(|waiter| waiter.terms.owner)
     }
 
     /// How many wait in a queue.
     pub(crate) fn waiting(&self, queue: &QueueId) -> usize {
-        self.inner.lock().queues.get(queue).map_or(0, |queue| queue.waiters.len())
+        self.inner.lock().queues.get(queue).map_or(0, |queue| 1 + queue.behind.len())
     }
 
     /// Looks at the queue again at `at`, or earlier.
@@ -366,7 +391,7 @@ mod tests {
     use super::*;
     use crate::types::Ttl;
 
-    fn ask(name: &[u8]) -> Ask<'_> {
+    fn ask(name: &Arc<[u8]>) -> Ask<'_> {
         let ttl = Ttl::new(Duration::from_secs(1)).unwrap();
         let terms = Terms { owner: OwnerId::new(1), ttl, delay: 0 };
         Ask { name, slots: None, terms, resume: None }
@@ -375,7 +400,7 @@ mod tests {
     const JOBS: KeyspaceId = KeyspaceId(1);
 
     fn join(waiters: &Waiters, at: u64) -> Result<Arc<Waiter>> {
-        waiters.join(JOBS, &ask(b"f"), at, Duration::from_nanos(at)).map(|(waiter, _)| waiter)
+        waiters.join(JOBS, &ask(&b"f"[..].into()), at, Duration::from_nanos(at)).map(|(waiter, _)| waiter)
     }
 
     fn is_empty(waiters: &Waiters) -> bool {
@@ -390,7 +415,7 @@ mod tests {
         assert!(Arc::ptr_eq(&waiters.first(&a.queue).unwrap(), &a));
         waiters.remove(&a);
         assert!(Arc::ptr_eq(&waiters.first(&a.queue).unwrap(), &b));
-        assert!(waiters.ahead(JOBS, &ask(b"g")).is_none());
+        assert!(waiters.ahead(JOBS, &ask(&b"g"[..].into())).is_none());
     }
 
     #[test]
@@ -404,7 +429,7 @@ mod tests {
             match n % 3 {
                 0 => assert!(waiters.leave(waiter).is_none()),
                 1 => {
-                    assert!(waiter.queued().unwrap().tell(Err(Error::Closed)).is_none());
+                    assert!(matches!(waiter.queued().unwrap().tell(Err(Error::Closed)), Asleep::Nobody));
                     waiters.remove(waiter);
                     assert!(waiters.leave(waiter).is_none());
                 }

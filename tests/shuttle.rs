@@ -324,13 +324,14 @@ impl Engine {
         let lsn = Lsn::new(tail.next);
         tail.next += 1;
         let grant = Arc::new(Grant::pending(token, ask.terms, lsn, now, &self.bell));
-        self.leases.insert(JOBS, &name, grant.clone());
+        let is_new = self.leases.insert(JOBS, &name, grant.clone()).is_none();
         self.witness.granted(fence, &grant);
         self.witness.given(fence, waiter, since);
         self.witness.check(fence);
         Attempt::Appended(Granted {
             grant,
             fence: name.into(),
+            is_new,
             predecessor: None,
             lsn,
             group: tail.group,
@@ -349,7 +350,9 @@ impl Engine {
     fn enable(&self, granted: &Granted) -> bool {
         let now = time::now();
         let handed_out = granted.grant.enable(now) || !granted.grant.is_ended();
-        self.leases.sweep(now);
+        if granted.is_new || any(8) == 0 {
+            self.leases.sweep(now);
+        }
         if !handed_out {
             self.leases.remove_if(JOBS, &granted.fence, granted.grant.token());
         }
@@ -358,7 +361,8 @@ impl Engine {
 
     /// As `Acquire::run` and its `leave`: the grant, or `None` if there was none in time, or it left.
     fn acquire(&self, wish: &Wish) -> Option<Arc<Grant>> {
-        let ask = Ask { name: wish.name, slots: wish.slots, terms: wish.terms, resume: None };
+        let name = wish.name.into();
+        let ask = Ask { name: &name, slots: wish.slots, terms: wish.terms, resume: None };
         let mut until = None;
         loop {
             let busy = if wish.wait == 0 { None } else { self.find_place(&ask, time::now()).err() };
@@ -402,8 +406,8 @@ impl Engine {
         // As `Engine::begin_to_wait`.
         self.bell.look_by(waiter.deadline);
         let live = busy.filter(|busy| !busy.iter().any(|grant| grant.is_ended()));
-        if is_first && !live.is_some_and(|busy| self.wait_for(&waiter.queue, &busy)) {
-            self.hand_over(&waiter.queue, true);
+        if is_first && !live.is_some_and(|busy| self.wait_for(&waiter, &busy)) {
+            self.hand_over(waiter.clone(), true);
         }
         let told = match wish.patience {
             None if wish.is_task => block_on(|cx| waiter.poll(cx)),
@@ -430,7 +434,7 @@ impl Engine {
         match told {
             Ok(granted) => {
                 self.waiting.fetch_sub(1, Ordering::AcqRel);
-                assert_eq!(queue_of(fence_of(&granted.fence)), ask.name);
+                assert_eq!(queue_of(fence_of(&granted.fence)), &**ask.name);
                 Some(granted)
             }
             Err(Error::Timeout { .. }) => {
@@ -521,7 +525,9 @@ impl Engine {
             asleep.wake();
         }
         for queue in self.waiters.to_visit(now, MOST) {
-            self.hand_over(&queue, false);
+            if let Some(first) = self.waiters.first(&queue) {
+                self.hand_over(first, false);
+            }
         }
         let next = [self.watches.next(), self.waiters.next()].into_iter().flatten().min()?;
         self.bell.planned(next);
@@ -531,8 +537,8 @@ impl Engine {
     fn pass(&self, token: Token, at_hand: bool) {
         let Some(mut watch) = self.watches.take(token) else { return };
         watch.wake();
-        for queue in &watch.queues {
-            self.hand_over(queue, at_hand);
+        for first in watch.queues.drain(..) {
+            self.hand_over(first, at_hand);
         }
     }
 
@@ -553,29 +559,33 @@ impl Engine {
     }
 
     /// By whoever gives a lease back, or begins to wait, with the room at hand; or by the thread.
-    fn hand_over(&self, queue: &QueueId, at_hand: bool) {
-        let mut first = self.waiters.first(queue);
+    fn hand_over(&self, mut first: Arc<Waiter>, at_hand: bool) {
         for _ in 0..MOST_TOLD {
-            let Some(waiter) = &first else { return };
-            match self.serve(waiter, at_hand) {
+            let next = match self.serve(&first, at_hand) {
                 Served::Told(asleep) => {
-                    first = self.waiters.remove_and_next(waiter);
+                    let next = self.waiters.remove_and_next(&first);
                     asleep.wake();
+                    next
                 }
                 Served::Granted { asleep, lsn, group, company } => {
-                    first = self.waiters.remove_and_next(waiter);
+                    let next = self.waiters.remove_and_next(&first);
                     self.wake_when_durable(asleep, lsn, group, company);
+                    next
                 }
                 Served::Busy(busy) => {
-                    if self.wait_for(queue, &busy) {
+                    if self.wait_for(&first, &busy) {
                         return;
                     }
-                    first = self.waiters.first(queue);
+                    self.waiters.first(&first.queue)
                 }
                 Served::NoRoom => break,
+            };
+            match next {
+                Some(next) => first = next,
+                None => return,
             }
         }
-        self.waiters.visit_now(queue.clone());
+        self.waiters.visit_now(first.queue.clone());
         self.bell.nudge();
     }
 
@@ -600,13 +610,13 @@ impl Engine {
         }
     }
 
-    fn wait_for(&self, queue: &QueueId, busy: &[Arc<Grant>]) -> bool {
+    fn wait_for(&self, first: &Arc<Waiter>, busy: &[Arc<Grant>]) -> bool {
         let now = time::now();
         for grant in busy {
-            let look_at = match (self.watches.add_queue(grant, queue, now), grant.free_at()) {
+            let look_at = match (self.watches.add_queue(grant, first, now), grant.free_at()) {
                 (Some(at), _) => at,
                 (None, Some(at)) if at > now => {
-                    self.waiters.visit_at(queue, at);
+                    self.waiters.visit_at(&first.queue, at);
                     at
                 }
                 (None, Some(_)) => return false,
