@@ -6,7 +6,8 @@
 //!
 //! Read next: `hand_over.rs`, the thread that looks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -68,9 +69,27 @@ impl Watch {
 #[derive(Debug)]
 pub(crate) struct Watches(Mutex<Inner>);
 
+/// Tokens are numbers that this store gave, one after the other: nobody chooses them so that they collide.
+#[derive(Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64((*byte).into()));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 #[derive(Debug, Default)]
 struct Inner {
-    watches: BTreeMap<Token, Watch>,
+    watches: HashMap<Token, Watch, BuildHasherDefault<Spread>>,
     timers: BTreeSet<(u64, Token)>,
     last_slot: u64,
     is_shut: bool,
@@ -245,7 +264,10 @@ impl Watches {
         let mut inner = self.0.lock();
         inner.is_shut = true;
         inner.timers.clear();
-        std::mem::take(&mut inner.watches).into_values().collect()
+        let mut all: Vec<_> = std::mem::take(&mut inner.watches).into_values().collect();
+        drop(inner);
+        all.sort_unstable_by_key(|watch| watch.grant.token());
+        all
     }
 }
 
