@@ -418,6 +418,21 @@ mod tests {
         assert!(waiters.ahead(JOBS, &ask(&b"g"[..].into())).is_none());
     }
 
+    /// A watch remembers who was the first when it was set: it leads to whoever is the first by then.
+    #[test]
+    fn one_who_left_still_leads_to_the_first_of_its_queue() {
+        let waiters = Waiters::new();
+        let [a, b, c] = [900, 800, 700].map(|at| join(&waiters, at).unwrap());
+        waiters.remove(&b);
+        assert!(Arc::ptr_eq(&waiters.remove_and_next(&b).unwrap(), &a));
+        assert!(Arc::ptr_eq(&waiters.remove_and_next(&a).unwrap(), &c));
+        assert!(Arc::ptr_eq(&waiters.remove_and_next(&a).unwrap(), &c));
+        assert_eq!((waiters.len(), waiters.waiting(&c.queue)), (1, 1));
+        assert!(waiters.remove_and_next(&c).is_none());
+        assert!(waiters.remove_and_next(&b).is_none());
+        assert!(is_empty(&waiters));
+    }
+
     #[test]
     fn who_leaves_leaves_nothing_behind_however_it_leaves() {
         let waiters = Waiters::new();
