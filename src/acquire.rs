@@ -5,7 +5,6 @@
 //!
 //! Read next: `request.rs`, where it begins.
 
-use crate::block::block_on;
 use crate::error::{Error, Result};
 use crate::grant::{Attempt, Busy};
 use crate::group_commit::WakerSlot;
@@ -24,7 +23,7 @@ use std::time::Duration;
 /// A request, checked and owned.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    pub name: Box<[u8]>,
+    pub name: Arc<[u8]>,
     pub slots: Option<Slots>,
     pub terms: Terms,
     pub resume: Option<Token>,
@@ -98,7 +97,7 @@ impl Acquire {
                     self.stage = Stage::Start;
                 }
                 Stage::Waiting(waiter) => {
-                    let told = block_on(|cx| waiter.poll(cx));
+                    let told = waiter.wait();
                     self.told(told)?;
                 }
                 Stage::Appended { granted, .. } => {
@@ -174,8 +173,9 @@ impl Acquire {
         let waits = self.wait.filter(|wait| !wait.is_zero() && engine.options.background);
         let is_mine = |owner: OwnerId| plan.slots.is_none() && owner == plan.terms.owner;
         let by_me = |busy: &Busy| busy.grants.iter().any(|grant| !grant.is_ended() && is_mine(grant.owner()));
+        let now = engine.options.clock.now();
         // Who is going to wait needs no place in the order for that: the tail lock is left to those who do.
-        let busy = waits.and_then(|_| engine.find_busy(state, &ask)).filter(|busy| !by_me(busy));
+        let busy = waits.and_then(|_| engine.find_busy(state, &ask, now)).filter(|busy| !by_me(busy));
         let attempt = match busy {
             Some(busy) => Attempt::Busy(busy),
             None => engine.attempt(state, &ask)?,
@@ -205,11 +205,10 @@ impl Acquire {
             return Err(held);
         }
         let wait = waits.unwrap_or_default();
-        let now = engine.options.clock.now();
         let nanos = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
         let until = *self.until.get_or_insert(now.saturating_add(nanos));
         let (waiter, is_first) = engine.waiters.join(state.id, &ask, until, wait)?;
-        engine.begin_to_wait(&waiter, is_first, busy.as_ref());
+        engine.begin_to_wait(state, &waiter, is_first.then_some(busy));
         self.stage = Stage::Waiting(waiter);
         Ok(())
     }

@@ -17,7 +17,6 @@ use crate::slots::{MAX_SLOTS, slot_name};
 use crate::sync::{Arc, Ordering};
 use crate::types::{Excerpt, Lsn, OwnerId, Token};
 use crate::waiters::{Ask, Granted};
-use std::borrow::Cow;
 
 /// One try at a fence.
 pub(crate) enum Attempt {
@@ -45,8 +44,8 @@ pub(crate) enum Turn {
 }
 
 /// A place for a grant, or the grants in the way.
-enum Place<'a> {
-    Free(Cow<'a, [u8]>),
+enum Place {
+    Free(Arc<[u8]>),
     Taken(Vec<Arc<Grant>>),
 }
 
@@ -60,27 +59,27 @@ impl Engine {
     /// Tries once to get what is asked for.
     pub fn attempt(&self, keyspace: &Arc<KeyspaceState>, ask: &Ask<'_>) -> Result<Attempt> {
         self.with_room(Self::room_of(ask), Need::Privileged, |tail| {
-            self.attempt_at(tail, keyspace, ask, Turn::Newcomer)
+            self.attempt_at(tail, keyspace, ask, Turn::Newcomer, self.options.clock.now())
         })?
     }
 
     /// What keeps `ask` from its fence right now, if anything does: for one who would wait for that.
-    pub fn find_busy(&self, keyspace: &KeyspaceState, ask: &Ask<'_>) -> Option<Busy> {
-        match self.find_place(keyspace, ask, self.options.clock.now()) {
+    pub fn find_busy(&self, keyspace: &KeyspaceState, ask: &Ask<'_>, now: u64) -> Option<Busy> {
+        match self.find_place(keyspace, ask, now) {
             Place::Free(_) => None,
             Place::Taken(grants) => Some(Busy { grants, rests_on: Lsn::ZERO, group: 0 }),
         }
     }
 
-    /// The same under the tail lock, with room reserved.
+    /// The same under the tail lock, with room reserved; `now` was read under it.
     pub fn attempt_at(
         &self,
         tail: &mut Tail,
         keyspace: &Arc<KeyspaceState>,
         ask: &Ask<'_>,
         turn: Turn,
+        now: u64,
     ) -> Result<Attempt> {
-        let now = self.options.clock.now();
         if turn == Turn::Newcomer
             && let Some(owner) = self.waiters.ahead(keyspace.id, ask)
             && !self.is_kept_for(keyspace, ask, now)
@@ -97,11 +96,11 @@ impl Engine {
         }
     }
 
-    fn find_place<'a>(&self, keyspace: &KeyspaceState, ask: &Ask<'a>, now: u64) -> Place<'a> {
+    fn find_place(&self, keyspace: &KeyspaceState, ask: &Ask<'_>, now: u64) -> Place {
         let Some(slots) = ask.slots else {
             return match self.leases.current(keyspace.id, ask.name) {
                 Some(grant) if !self.is_free(&grant, ask, now) => Place::Taken(vec![grant]),
-                _ => Place::Free(Cow::Borrowed(ask.name)),
+                _ => Place::Free(ask.name.clone()),
             };
         };
         let (mut taken, mut indexes) = (Vec::new(), Vec::new());
@@ -121,7 +120,7 @@ impl Engine {
         indexes.sort_unstable();
         let lowest = (0..slots.n).find(|index| indexes.binary_search(index).is_err());
         match resumed.filter(|index| *index < slots.n).or(lowest) {
-            Some(index) => Place::Free(Cow::Owned(slot_name(ask.name, index, slots.delimiter))),
+            Some(index) => Place::Free(slot_name(ask.name, index, slots.delimiter).into()),
             None => Place::Taken(taken),
         }
     }
@@ -152,7 +151,7 @@ impl Engine {
         &self,
         tail: &mut Tail,
         keyspace: &Arc<KeyspaceState>,
-        fence: Cow<'_, [u8]>,
+        fence: Arc<[u8]>,
         ask: &Ask<'_>,
         asked: u64,
     ) -> Result<Granted> {
@@ -162,11 +161,12 @@ impl Engine {
             self.append_on_fence(tail, keyspace, &fence, Kind::Grant, token, &value.encode())?;
         let grant = Arc::new(Grant::pending(token, ask.terms, lsn, asked, &self.bell));
         let before = self.leases.insert(keyspace.id, &fence, grant.clone());
+        let is_new = before.is_none();
         if before.is_some_and(|before| before.ending() == Some(Ending::Expired) && !before.is_recorded()) {
             self.counters.takeovers.fetch_add(1, Ordering::Relaxed);
         }
         let predecessor = predecessor.and_then(|(token, op)| Token::new(token).ok().map(|token| (token, op)));
-        Ok(Granted { grant, fence: fence.into(), predecessor, lsn, group: tail.group, asked })
+        Ok(Granted { grant, fence, is_new, predecessor, lsn, group: tail.group, asked })
     }
 
     /// Appends an op that sets the mark of a fence to a token that is granted by it. Upholds F4.
@@ -204,7 +204,10 @@ impl Engine {
     pub fn enable(&self, keyspace: &KeyspaceState, granted: &Granted) -> bool {
         let now = self.options.clock.now();
         let handed_out = granted.grant.enable(now) || !granted.grant.is_ended();
-        self.leases.sweep(now);
+        // A grant in the place of another makes the table no longer: a few of those are enough.
+        if granted.is_new || granted.grant.token().get().is_multiple_of(8) {
+            self.leases.sweep(now);
+        }
         if handed_out {
             self.counters.grants.fetch_add(1, Ordering::Relaxed);
         } else {
@@ -310,7 +313,7 @@ impl Engine {
         let token = grant.token();
         // The grant of the next holder says that this one is over; else the record of it rides with the next
         // group.
-        if !is_watched || !self.pass_on(token) {
+        if !is_watched || !self.pass_on(keyspace, token) {
             self.released.push(Released { keyspace: keyspace.clone(), fence: fence.into(), token });
         }
         true

@@ -8,7 +8,8 @@
 //!
 //! Never touches a file, reads a clock or starts a thread, and never wakes a task while holding a
 //! lock of its own. Waking a thread is the dearest step of a commit, so a group has one word to sleep
-//! on and one wake for all of it, and that call is not even made when nobody sleeps.
+//! on and one wake for all of it, and that call is not even made when nobody sleeps. Who slept elsewhere,
+//! waiting for a lease, is taken over by the word of the group in which its grant lies.
 //!
 //! Read next: `commit.rs`, which calls this; the interleavings are tried by `tests/loom.rs`.
 
@@ -17,7 +18,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::sync::{
-    AtomicBool, AtomicU32, AtomicU64, CachePadded, Condvar, Mutex, Ordering, wait_on, wake_all,
+    AtomicBool, AtomicU32, AtomicU64, CachePadded, Condvar, Mutex, Ordering, move_all, wait_on, wake_all,
 };
 use crate::types::Lsn;
 
@@ -109,6 +110,15 @@ impl Progress {
     /// `group` must be the group `lsn` was appended in: the wake-up of a later group may never come.
     pub(crate) fn wait(&self, lsn: Lsn, group: u32) -> Result<(), NotDurable> {
         self.word(group).sleep_until(|| self.outcome(lsn))
+    }
+
+    /// The same for one who sleeps elsewhere, and was called there: it sleeps on until `lsn` is durable, or the
+    /// store is poisoned, and is then woken by the one call that wakes all of its group. It may also wake
+    /// earlier, and has to ask.
+    pub(crate) fn take_over(&self, sleeper: &Sleeper, lsn: Lsn, group: u32) {
+        if !self.word(group).take_over(&sleeper.0, || self.outcome(lsn)) {
+            sleeper.wake();
+        }
     }
 
     /// The same for a future. A later call with the same `slot` and `lsn` replaces the waker.
@@ -230,11 +240,34 @@ impl WaitWord {
     /// Sleeps until `ready` has an answer. What makes it ready must be stored before [`WaitWord::wake`].
     fn sleep_until<T>(&self, ready: impl Fn() -> Option<T>) -> T {
         loop {
+            match self.mark(&ready) {
+                Ok(asleep) => wait_on(&self.0, asleep),
+                Err(answer) => return answer,
+            }
+        }
+    }
+
+    /// Has the one who sleeps on `called`, which holds `CALLED`, sleep here. `false`: there is an answer, and
+    /// nothing was done.
+    fn take_over<T>(&self, called: &AtomicU32, ready: impl Fn() -> Option<T>) -> bool {
+        let Ok(asleep) = self.mark(&ready) else { return false };
+        move_all(called, CALLED, &self.0);
+        // A wake-up changes the word first: if it has not changed by now, the call that wakes is still to come.
+        // Otherwise that may have come before the sleeper did, and is made once more.
+        if self.0.load(Ordering::Acquire) != asleep {
+            wake_all(&self.0);
+        }
+        true
+    }
+
+    /// Marks the word: somebody sleeps on the value that is returned, unless `ready` has an answer.
+    fn mark<T>(&self, ready: impl Fn() -> Option<T>) -> Result<u32, T> {
+        loop {
             // Acquire: pairs with the Release in `wake`. A wake-up before this load shows `ready` what it was
             // for; one after it changes the word, and then neither the exchange nor the sleep succeeds.
             let seen = self.0.load(Ordering::Acquire);
             if let Some(answer) = ready() {
-                return answer;
+                return Err(answer);
             }
             let asleep = seen | ASLEEP;
             // Relaxed: only the value matters, and as a read-modify-write it keeps the Release of the last
@@ -242,7 +275,7 @@ impl WaitWord {
             let marked = seen == asleep
                 || self.0.compare_exchange(seen, asleep, Ordering::Relaxed, Ordering::Relaxed).is_ok();
             if marked {
-                wait_on(&self.0, asleep);
+                return Ok(asleep);
             }
         }
     }
@@ -262,6 +295,42 @@ impl WaitWord {
         if seen & ASLEEP != 0 {
             wake_all(&self.0);
         }
+    }
+}
+
+/// Where one thread sleeps until it is called, which happens once.
+///
+/// Relaxed where it says that somebody sleeps: only the value matters. The exchange in `call` (Release) pairs
+/// with the load (Acquire) that ends the sleep.
+#[derive(Debug)]
+pub(crate) struct Sleeper(AtomicU32);
+
+const AWAKE: u32 = 0;
+const SLEEPING: u32 = 1;
+const CALLED: u32 = 2;
+
+impl Sleeper {
+    pub(crate) fn new() -> Self {
+        Sleeper(AtomicU32::new(AWAKE))
+    }
+
+    /// Sleeps until it is called.
+    pub(crate) fn sleep(&self) {
+        let _ = self.0.compare_exchange(AWAKE, SLEEPING, Ordering::Relaxed, Ordering::Relaxed);
+        while self.0.load(Ordering::Acquire) != CALLED {
+            wait_on(&self.0, SLEEPING);
+        }
+    }
+
+    /// Calls it. `true`: it sleeps, and it is up to the caller to wake it or to see to it that it is woken.
+    #[must_use]
+    pub(crate) fn call(&self) -> bool {
+        self.0.swap(CALLED, Ordering::AcqRel) == SLEEPING
+    }
+
+    /// Wakes it, once it is called.
+    pub(crate) fn wake(&self) {
+        wake_all(&self.0);
     }
 }
 
@@ -437,6 +506,42 @@ mod tests {
         assert_eq!(progress.wait(Lsn::new(3), 0), Ok(()));
         let count = Arc::default();
         assert_eq!(poll(&progress, 4, &mut WakerSlot::default(), &count), Poll::Ready(Err(NotDurable)));
+    }
+
+    /// On the kernel there is, which `tests/loom.rs` only imitates: a sleeper is taken over while its lsn is
+    /// published. A wake-up that is lost shows as a test without an end.
+    #[test]
+    fn who_is_taken_over_is_woken_whatever_comes_first() {
+        const ROUNDS: u32 = 3_000;
+        let progress = Progress::new(Lsn::ZERO);
+        let rounds: Vec<_> = (1..=ROUNDS).map(|n| (n, Lsn::new(n.into()), Sleeper::new())).collect();
+        let await_sleep = |sleeper: &Sleeper| {
+            while sleeper.0.load(Ordering::Acquire) == AWAKE {
+                thread::yield_now();
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for (n, lsn, sleeper) in &rounds {
+                    sleeper.sleep();
+                    assert_eq!(progress.wait(*lsn, *n), Ok(()));
+                }
+            });
+            scope.spawn(|| {
+                for (n, lsn, sleeper) in &rounds {
+                    await_sleep(sleeper);
+                    if sleeper.call() {
+                        progress.take_over(sleeper, *lsn, *n);
+                    }
+                }
+            });
+            for (n, lsn, sleeper) in &rounds {
+                await_sleep(sleeper);
+                (0..n % 64).for_each(|_| std::hint::spin_loop());
+                drop(progress.publish(*lsn, *n, 0));
+            }
+        });
+        assert_eq!(progress.durable(), Lsn::new(ROUNDS.into()));
     }
 
     #[test]

@@ -67,7 +67,7 @@ impl Keyspace {
 pub struct Lease {
     engine: Arc<Engine>,
     keyspace: Arc<KeyspaceState>,
-    fence: Box<[u8]>,
+    fence: Arc<[u8]>,
     grant: Arc<Grant>,
     predecessor: Option<(Token, OpId)>,
 }

@@ -3,25 +3,24 @@
 //! One job: append the grant of the first in a queue when the fence is free. Who gives a lease back does so
 //! itself; whatever else ends one is seen to by the thread of the leases, which also renews what is kept
 //! alive, and tells holders of their loss and waiters of their deadline. Nobody here waits for a sync: whoever
-//! gets a lease does, so a hand-over costs one sync, shared with whatever else is committed. Nothing here is
+//! gets a lease does, asleep from before it was granted, so a hand-over costs one sync, shared with whatever
+//! else is committed, and one wake-up, shared with whoever else waits for that. Nothing here is
 //! needed for safety: if the thread stood still, leases would only be handed over later.
 //!
 //! Each step takes a bounded number of things under a lock, however many are due.
 //!
 //! Read next: `recover.rs`, what is kept over an open.
 
-use crate::engine::{Engine, PoisonOnPanic, Tail};
+use crate::engine::{Engine, KeyspaceState, PoisonOnPanic, Tail};
 use crate::error::{Error, Result};
 use crate::grant::{Attempt, Busy, Turn};
-use crate::group_commit::WakerSlot;
 use crate::lease::Grant;
 use crate::log::pool::Need;
 use crate::slots::slot_of;
 use crate::sync::{Arc, Ordering};
 use crate::types::{KeyspaceId, Lsn, Token};
-use crate::waiters::{Ask, QueueId, Waiter};
+use crate::waiters::{Ask, Asleep, QueueId, Waiter};
 use crate::watches::Keep;
-use std::task::{Context, Waker};
 use std::time::Duration;
 
 /// How many things are done between two looks at the clock.
@@ -50,7 +49,9 @@ impl Engine {
             self.tell(&waiter, Err(self.timeout(&waiter)));
         }
         for queue in self.waiters.to_visit(now, MOST) {
-            self.hand_over(&queue, Room::Made);
+            if let Some(first) = self.waiters.first(&queue) {
+                self.hand_over(first, Room::Made);
+            }
         }
         let next = [self.watches.next(), self.waiters.next()].into_iter().flatten().min()?;
         self.bell.planned(next);
@@ -61,31 +62,35 @@ impl Engine {
 
     /// A watched grant was given back: whoever did so hands the fence over, without I/O. `true`: to the next
     /// holder of the same fence.
-    pub fn pass_on(&self, token: Token) -> bool {
-        self.pass(token, Room::AtHand)
+    pub fn pass_on(&self, keyspace: &Arc<KeyspaceState>, token: Token) -> bool {
+        self.pass(token, Room::AtHand(keyspace))
     }
 
-    /// Somebody has joined the queue of what was found busy, if it was. The first to do so sees to it that
-    /// somebody looks at the queue; those behind it are looked at after it.
-    pub fn begin_to_wait(&self, waiter: &Waiter, is_first: bool, busy: Option<&Busy>) {
+    /// Somebody has joined a queue. The first to do so sees to it that somebody looks at the queue, when what
+    /// was found `busy` is over, or at once if nothing was; those behind it are looked at after it.
+    pub fn begin_to_wait(
+        &self,
+        keyspace: &Arc<KeyspaceState>,
+        waiter: &Arc<Waiter>,
+        first: Option<Option<Busy>>,
+    ) {
         self.bell.look_by(waiter.deadline);
-        if !is_first {
-            return;
-        }
+        let Some(busy) = first else { return };
         // What is over may have been superseded before the queue was there to be visited.
         let live = busy.filter(|busy| !busy.grants.iter().any(|grant| grant.is_ended()));
-        if !live.is_some_and(|busy| self.wait_for(&waiter.queue, busy)) {
-            self.hand_over(&waiter.queue, Room::AtHand);
+        if !live.is_some_and(|busy| self.wait_for(waiter, &busy)) {
+            self.hand_over(waiter.clone(), Room::AtHand(keyspace));
         }
     }
 
     /// A watched grant is over.
-    fn pass(&self, token: Token, room: Room) -> bool {
+    fn pass(&self, token: Token, room: Room<'_>) -> bool {
         let Some(mut watch) = self.watches.take(token) else { return false };
         watch.wake();
         let mut is_passed = false;
-        for queue in &watch.queues {
-            is_passed |= self.hand_over(queue, room) && !queue.has_slots;
+        for first in watch.queues.drain(..) {
+            let has_slots = first.queue.has_slots;
+            is_passed |= self.hand_over(first, room) && !has_slots;
         }
         is_passed
     }
@@ -125,47 +130,49 @@ impl Engine {
         Some(now.saturating_add(third - third / 10 + jitter))
     }
 
-    /// Serves the first in the queue while the fence is free; else sees to it that somebody looks again. Says
-    /// whether anybody got a lease.
-    fn hand_over(&self, queue: &QueueId, room: Room) -> bool {
+    /// Serves the first in a queue while the fence is free; else sees to it that somebody looks again. Says
+    /// whether anybody got a lease. `first` was the first, and may have left since.
+    fn hand_over(&self, mut first: Arc<Waiter>, room: Room<'_>) -> bool {
         let mut is_granted = false;
-        let mut first = self.waiters.first(queue);
         for _ in 0..MOST_TOLD {
-            let Some(waiter) = &first else { return is_granted };
-            match self.serve(waiter, room) {
-                Served::Told(waker) => {
-                    first = self.waiters.remove_and_next(waiter);
-                    if let Some(waker) = waker {
-                        waker.wake();
-                    }
+            let next = match self.serve(&first, room) {
+                Served::Told(asleep) => {
+                    let next = self.waiters.remove_and_next(&first);
+                    asleep.wake();
+                    next
                 }
-                Served::Granted { waker, lsn, company } => {
-                    first = self.waiters.remove_and_next(waiter);
-                    self.wake_when_durable(waker, lsn, company);
+                Served::Granted { asleep, lsn, group, company } => {
+                    let next = self.waiters.remove_and_next(&first);
+                    self.wake_when_durable(asleep, lsn, group, company);
                     is_granted = true;
+                    next
                 }
                 Served::Busy(busy) => {
-                    if self.wait_for(queue, &busy) {
+                    if self.wait_for(&first, &busy) {
                         return is_granted;
                     }
-                    first = self.waiters.first(queue);
+                    self.waiters.first(&first.queue)
                 }
                 Served::NoRoom => break,
+            };
+            match next {
+                Some(next) => first = next,
+                None => return is_granted,
             }
         }
-        self.waiters.visit_now(queue.clone());
+        self.waiters.visit_now(first.queue.clone());
         self.bell.nudge();
         is_granted
     }
 
-    /// Sees to it that somebody looks at the queue when one of these is over; `false`: one is.
-    fn wait_for(&self, queue: &QueueId, busy: &Busy) -> bool {
+    /// Sees to it that somebody looks at the queue of `first` when one of these is over; `false`: one is.
+    fn wait_for(&self, first: &Arc<Waiter>, busy: &Busy) -> bool {
         let now = self.options.clock.now();
         for grant in &busy.grants {
-            let look_at = match (self.watches.add_queue(grant, queue, now), grant.free_at()) {
+            let look_at = match (self.watches.add_queue(grant, first, now), grant.free_at()) {
                 (Some(at), _) => at,
                 (None, Some(at)) if at > now => {
-                    self.waiters.visit_at(queue, at);
+                    self.waiters.visit_at(&first.queue, at);
                     at
                 }
                 (None, Some(_)) => return false,
@@ -179,15 +186,11 @@ impl Engine {
 
     /// Wakes the one whose grant was appended: at once if it is to make the commit, being alone, and else
     /// when that is made, so that it is woken once.
-    fn wake_when_durable(&self, waker: Option<Waker>, lsn: Lsn, company: bool) {
-        let Some(waker) = waker else { return };
+    fn wake_when_durable(&self, asleep: Asleep, lsn: Lsn, group: u32, company: bool) {
         if !company && self.progress.durable().next() == lsn {
-            return waker.wake();
+            return asleep.wake();
         }
-        let mut cx = Context::from_waker(&waker);
-        if self.progress.poll(lsn, &mut WakerSlot::default(), &mut cx).is_ready() {
-            return waker.wake();
-        }
+        asleep.wake_when_durable(&self.progress, lsn, group);
         self.doorbell.ring();
     }
 
@@ -195,11 +198,11 @@ impl Engine {
     fn with_room_for<T>(
         &self,
         ask: &Ask<'_>,
-        room: Room,
+        room: Room<'_>,
         mut append: impl FnMut(&mut Tail) -> Result<T>,
     ) -> Option<Result<T>> {
         let bytes = Self::room_of(ask);
-        if room == Room::Made {
+        if matches!(room, Room::Made) {
             return Some(self.with_room(bytes, Need::Privileged, append).and_then(|appended| appended));
         }
         let _guard = PoisonOnPanic::new(self);
@@ -208,26 +211,34 @@ impl Engine {
         is_ready.then(|| append(&mut tail))
     }
 
-    fn serve(&self, waiter: &Arc<Waiter>, room: Room) -> Served {
+    fn serve(&self, waiter: &Arc<Waiter>, room: Room<'_>) -> Served {
         let ask = waiter.ask();
-        let keyspace = self.keyspace_by_id(waiter.queue.keyspace);
-        let Some(keyspace) = keyspace else { return Served::Told(None) };
+        let found;
+        let keyspace = match room {
+            Room::AtHand(keyspace) => keyspace,
+            Room::Made => {
+                found = self.keyspace_by_id(waiter.queue.keyspace);
+                let Some(keyspace) = &found else { return Served::Told(Asleep::Nobody) };
+                keyspace
+            }
+        };
         let attempt = self.with_room_for(&ask, room, |tail| {
             // Held while the grant is appended: it is told, or it has left, never both.
-            let Some(queued) = waiter.queued() else { return Ok(Served::Told(None)) };
+            let Some(queued) = waiter.queued() else { return Ok(Served::Told(Asleep::Nobody)) };
             // Asked under the tail lock: a waiter past its deadline gets no grant, and burns no token.
-            if self.options.clock.now() >= waiter.deadline {
+            let now = self.options.clock.now();
+            if now >= waiter.deadline {
                 return Ok(Served::Told(queued.tell(Err(self.timeout(waiter)))));
             }
-            Ok(match self.attempt_at(tail, &keyspace, &ask, Turn::First) {
+            Ok(match self.attempt_at(tail, keyspace, &ask, Turn::First, now) {
                 Ok(Attempt::Appended(granted)) => {
-                    let lsn = granted.lsn;
+                    let (lsn, group) = (granted.lsn, granted.group);
                     // From here on it waits for the sync, until it says otherwise.
                     let company = self.waiting.fetch_add(1, Ordering::AcqRel) > 0;
-                    Served::Granted { waker: queued.tell(Ok(granted)), lsn, company }
+                    Served::Granted { asleep: queued.tell(Ok(granted)), lsn, group, company }
                 }
                 Ok(Attempt::Busy(busy)) => Served::Busy(busy),
-                Ok(Attempt::Queued(_)) => Served::Told(None),
+                Ok(Attempt::Queued(_)) => Served::Told(Asleep::Nobody),
                 Err(error) => Served::Told(queued.tell(Err(error))),
             })
         });
@@ -235,16 +246,16 @@ impl Engine {
             None => Served::NoRoom,
             Some(Ok(served)) => served,
             // No room, or no store: the one whose turn it is learns so.
-            Some(Err(error)) => Served::Told(waiter.queued().and_then(|queued| queued.tell(Err(error)))),
+            Some(Err(error)) => {
+                Served::Told(waiter.queued().map_or(Asleep::Nobody, |queued| queued.tell(Err(error))))
+            }
         }
     }
 
-    fn tell(&self, waiter: &Waiter, answer: Result<crate::waiters::Granted>) {
-        let waker = waiter.queued().and_then(|queued| queued.tell(answer));
+    fn tell(&self, waiter: &Arc<Waiter>, answer: Result<crate::waiters::Granted>) {
+        let asleep = waiter.queued().map_or(Asleep::Nobody, |queued| queued.tell(answer));
         self.waiters.remove(waiter);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        asleep.wake();
     }
 
     fn timeout(&self, waiter: &Waiter) -> Error {
@@ -280,20 +291,20 @@ impl Engine {
 }
 
 /// Where the room for a grant comes from.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Room {
-    /// The active segment, as it is.
-    AtHand,
+#[derive(Clone, Copy)]
+enum Room<'a> {
+    /// The active segment, as it is; for one who has the keyspace at hand as well.
+    AtHand(&'a Arc<KeyspaceState>),
     /// A new segment if need be, which may have to be made.
     Made,
 }
 
 /// What became of the first in a queue.
 enum Served {
-    /// It has its answer, or has left: it is to be removed, and this one woken.
-    Told(Option<Waker>),
-    /// Its grant is appended: it is to be removed, and this one woken when that is durable.
-    Granted { waker: Option<Waker>, lsn: Lsn, company: bool },
+    /// It has its answer, or has left: it is to be removed, and woken.
+    Told(Asleep),
+    /// Its grant is appended: it is to be removed, and woken when that is durable.
+    Granted { asleep: Asleep, lsn: Lsn, group: u32, company: bool },
     /// The thread of the leases has to make room first.
     NoRoom,
     /// The fence is taken.

@@ -18,7 +18,7 @@ pub(crate) use std::thread;
 #[cfg(all(test, shuttle))]
 pub(crate) use shuttle::thread;
 #[cfg(all(test, shuttle))]
-pub(crate) use shuttled::{Condvar, Mutex, MutexGuard, RwLock, may_switch, time, wait_on, wake_all};
+pub(crate) use shuttled::{Condvar, Mutex, MutexGuard, RwLock, may_switch, move_all, time, wait_on, wake_all};
 
 #[cfg(all(test, shuttle))]
 #[path = "../tests/support/shuttled.rs"]
@@ -40,4 +40,13 @@ pub(crate) fn wait_on(word: &AtomicU32, expected: u32) {
 #[cfg(not(all(test, shuttle)))]
 pub(crate) fn wake_all(word: &AtomicU32) {
     atomic_wait::wake_all(word);
+}
+
+/// Has every thread that sleeps on `word` sleep on `other` instead, if `word` holds `expected`; where the
+/// system cannot do that, it wakes them.
+#[cfg(not(all(test, shuttle)))]
+pub(crate) fn move_all(word: &AtomicU32, expected: u32, other: &AtomicU32) {
+    if !crate::storage::requeue(word, expected, other) {
+        wake_all(word);
+    }
 }

@@ -5,11 +5,13 @@
 //!
 //! Read next: `hand_over.rs`, which serves the first in the queue.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::group_commit::{Progress, Sleeper, WakerSlot};
 use crate::lease::{Grant, Terms};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::types::{KeyspaceId, Lsn, OpId, OwnerId, Token};
@@ -18,7 +20,7 @@ use crate::types::{KeyspaceId, Lsn, OpId, OwnerId, Token};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask<'a> {
     /// The fence; with slots, the key.
-    pub name: &'a [u8],
+    pub name: &'a Arc<[u8]>,
     pub slots: Option<Slots>,
     pub terms: Terms,
     /// The token of a lease from before the last open, which its holder wants to go on with.
@@ -32,7 +34,7 @@ pub(crate) struct Slots {
 }
 
 /// The queue of one fence, or of all slots of one key.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct QueueId {
     pub keyspace: KeyspaceId,
     pub name: Arc<[u8]>,
@@ -43,7 +45,9 @@ pub(crate) struct QueueId {
 #[derive(Debug)]
 pub(crate) struct Granted {
     pub grant: Arc<Grant>,
-    pub fence: Box<[u8]>,
+    pub fence: Arc<[u8]>,
+    /// The table had no grant of the fence before.
+    pub is_new: bool,
     pub predecessor: Option<(Token, OpId)>,
     pub lsn: Lsn,
     pub group: u32,
@@ -64,6 +68,8 @@ pub(crate) struct Waiter {
     terms: Terms,
     resume: Option<Token>,
     state: Mutex<Turn>,
+    /// Where a blocking caller sleeps until it is told.
+    sleeper: Sleeper,
     /// It was taken out of its queue, so there is nothing left to remove. Stored (Release) under the lock of
     /// the queues, after that; loaded (Acquire) by those who would lock them for it.
     is_out: AtomicBool,
@@ -79,14 +85,51 @@ enum Turn {
 
 /// The turn of a waiter, held while it is decided: it is still in the queue.
 #[derive(Debug)]
-pub(crate) struct Queued<'w>(MutexGuard<'w, Turn>);
+pub(crate) struct Queued<'w> {
+    waiter: &'w Arc<Waiter>,
+    turn: MutexGuard<'w, Turn>,
+}
 
 impl Queued<'_> {
     /// Tells the waiter; who is to be woken, after all locks are given back.
-    pub(crate) fn tell(mut self, answer: Result<Granted>) -> Option<Waker> {
-        match std::mem::replace(&mut *self.0, Turn::Told(answer)) {
-            Turn::Queued(waker) => waker,
-            Turn::Told(_) | Turn::Gone => None,
+    pub(crate) fn tell(mut self, answer: Result<Granted>) -> Asleep {
+        match std::mem::replace(&mut *self.turn, Turn::Told(answer)) {
+            Turn::Queued(Some(waker)) => Asleep::Task(waker),
+            Turn::Queued(None) if self.waiter.sleeper.call() => Asleep::Thread(self.waiter.clone()),
+            _ => Asleep::Nobody,
+        }
+    }
+}
+
+/// Who sleeps, and knows nothing of its answer yet.
+#[derive(Debug)]
+#[must_use = "somebody is to be woken, after all locks are given back"]
+pub(crate) enum Asleep {
+    Nobody,
+    Task(Waker),
+    Thread(Arc<Waiter>),
+}
+
+impl Asleep {
+    pub(crate) fn wake(self) {
+        match self {
+            Asleep::Nobody => {}
+            Asleep::Task(waker) => waker.wake(),
+            Asleep::Thread(waiter) => waiter.sleeper.wake(),
+        }
+    }
+
+    /// Wakes it when `lsn` of `group` is durable, or will not be, together with all others who wait for that.
+    pub(crate) fn wake_when_durable(self, progress: &Progress, lsn: Lsn, group: u32) {
+        match self {
+            Asleep::Nobody => {}
+            Asleep::Task(waker) => {
+                let mut cx = Context::from_waker(&waker);
+                if progress.poll(lsn, &mut WakerSlot::default(), &mut cx).is_ready() {
+                    waker.wake();
+                }
+            }
+            Asleep::Thread(waiter) => progress.take_over(&waiter.sleeper, lsn, group),
         }
     }
 }
@@ -97,9 +140,18 @@ impl Waiter {
     }
 
     /// The waiter, if nobody has told it anything and it has not left.
-    pub(crate) fn queued(&self) -> Option<Queued<'_>> {
-        let state = self.state.lock();
-        matches!(*state, Turn::Queued(_)).then_some(Queued(state))
+    pub(crate) fn queued(self: &Arc<Self>) -> Option<Queued<'_>> {
+        let turn = self.state.lock();
+        matches!(*turn, Turn::Queued(_)).then_some(Queued { waiter: self, turn })
+    }
+
+    /// Sleeps until it is told; if that is a grant, perhaps until it is durable too.
+    pub(crate) fn wait(&self) -> Result<Granted> {
+        self.sleeper.sleep();
+        match std::mem::replace(&mut *self.state.lock(), Turn::Gone) {
+            Turn::Told(answer) => answer,
+            Turn::Queued(_) | Turn::Gone => Err(Error::Closed),
+        }
     }
 
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<Result<Granted>> {
@@ -131,7 +183,7 @@ pub(crate) struct Waiters {
 
 #[derive(Debug, Default)]
 struct Inner {
-    queues: BTreeMap<QueueId, Queue>,
+    queues: HashMap<QueueId, Queue>,
     deadlines: BTreeMap<(u64, u64), Arc<Waiter>>,
     /// When a queue whose fence is kept by a delay is to be looked at.
     visits: BTreeSet<(u64, QueueId)>,
@@ -141,10 +193,19 @@ struct Inner {
     is_shut: bool,
 }
 
-#[derive(Debug, Default)]
+/// A queue in which somebody waits.
+#[derive(Debug)]
 struct Queue {
-    waiters: BTreeMap<u64, Arc<Waiter>>,
+    first: Arc<Waiter>,
+    /// By the order of coming.
+    behind: BTreeMap<u64, Arc<Waiter>>,
     visit_at: Option<u64>,
+}
+
+impl Queue {
+    fn of(first: Arc<Waiter>) -> Self {
+        Queue { first, behind: BTreeMap::new(), visit_at: None }
+    }
 }
 
 impl Waiters {
@@ -165,7 +226,7 @@ impl Waiters {
         deadline: u64,
         wait: Duration,
     ) -> Result<(Arc<Waiter>, bool)> {
-        let queue = QueueId { keyspace, name: ask.name.into(), has_slots: ask.slots.is_some() };
+        let queue = QueueId { keyspace, name: ask.name.clone(), has_slots: ask.slots.is_some() };
         let mut inner = self.inner.lock();
         if inner.is_shut {
             return Err(Error::Closed);
@@ -180,11 +241,19 @@ impl Waiters {
             terms: ask.terms,
             resume: ask.resume,
             state: Mutex::new(Turn::Queued(None)),
+            sleeper: Sleeper::new(),
             is_out: AtomicBool::new(false),
         });
-        let queue = &mut inner.queues.entry(queue).or_default().waiters;
-        let is_first = queue.is_empty();
-        queue.insert(waiter.id, waiter.clone());
+        let is_first = match inner.queues.entry(queue) {
+            Entry::Vacant(place) => {
+                place.insert(Queue::of(waiter.clone()));
+                true
+            }
+            Entry::Occupied(mut queue) => {
+                queue.get_mut().behind.insert(waiter.id, waiter.clone());
+                false
+            }
+        };
         inner.deadlines.insert((deadline, waiter.id), waiter.clone());
         self.len.fetch_add(1, Ordering::Release);
         Ok((waiter, is_first))
@@ -197,23 +266,29 @@ impl Waiters {
         }
     }
 
-    /// The same; answers who is the first in the queue then.
+    /// The same; answers who is the first in the queue then. Of one who left before, too.
     pub(crate) fn remove_and_next(&self, waiter: &Waiter) -> Option<Arc<Waiter>> {
         let mut inner = self.inner.lock();
         let Inner { queues, deadlines, visits, .. } = &mut *inner;
         let queue = queues.get_mut(&waiter.queue)?;
-        if queue.waiters.remove(&waiter.id).is_some() {
-            deadlines.remove(&(waiter.deadline, waiter.id));
-            waiter.is_out.store(true, Ordering::Release);
-            self.len.fetch_sub(1, Ordering::Release);
-        }
-        let next = queue.waiters.first_key_value().map(|(_, next)| next.clone());
-        if next.is_none() {
+        let next = if queue.first.id != waiter.id {
+            if queue.behind.remove(&waiter.id).is_none() {
+                return Some(queue.first.clone());
+            }
+            Some(queue.first.clone())
+        } else if let Some((_, next)) = queue.behind.pop_first() {
+            queue.first = next.clone();
+            Some(next)
+        } else {
             if let Some(at) = queue.visit_at {
                 visits.remove(&(at, waiter.queue.clone()));
             }
             queues.remove(&waiter.queue);
-        }
+            None
+        };
+        deadlines.remove(&(waiter.deadline, waiter.id));
+        waiter.is_out.store(true, Ordering::Release);
+        self.len.fetch_sub(1, Ordering::Release);
         next
     }
 
@@ -229,7 +304,7 @@ impl Waiters {
 
     /// The first in a queue.
     pub(crate) fn first(&self, queue: &QueueId) -> Option<Arc<Waiter>> {
-        self.inner.lock().queues.get(queue)?.waiters.first_key_value().map(|(_, waiter)| waiter.clone())
+        self.inner.lock().queues.get(queue).map(|queue| queue.first.clone())
     }
 
     /// The owner of the first in the queue for `ask`, who is not to be overtaken; and, for somebody who
@@ -238,13 +313,13 @@ impl Waiters {
         if self.len() == 0 {
             return None;
         }
-        let queue = QueueId { keyspace, name: ask.name.into(), has_slots: ask.slots.is_some() };
+        let queue = QueueId { keyspace, name: ask.name.clone(), has_slots: ask.slots.is_some() };
         self.first(&queue).map(|waiter| waiter.terms.owner)
     }
 
     /// How many wait in a queue.
     pub(crate) fn waiting(&self, queue: &QueueId) -> usize {
-        self.inner.lock().queues.get(queue).map_or(0, |queue| queue.waiters.len())
+        self.inner.lock().queues.get(queue).map_or(0, |queue| 1 + queue.behind.len())
     }
 
     /// Looks at the queue again at `at`, or earlier.
@@ -316,7 +391,7 @@ mod tests {
     use super::*;
     use crate::types::Ttl;
 
-    fn ask(name: &[u8]) -> Ask<'_> {
+    fn ask(name: &Arc<[u8]>) -> Ask<'_> {
         let ttl = Ttl::new(Duration::from_secs(1)).unwrap();
         let terms = Terms { owner: OwnerId::new(1), ttl, delay: 0 };
         Ask { name, slots: None, terms, resume: None }
@@ -325,7 +400,7 @@ mod tests {
     const JOBS: KeyspaceId = KeyspaceId(1);
 
     fn join(waiters: &Waiters, at: u64) -> Result<Arc<Waiter>> {
-        waiters.join(JOBS, &ask(b"f"), at, Duration::from_nanos(at)).map(|(waiter, _)| waiter)
+        waiters.join(JOBS, &ask(&b"f"[..].into()), at, Duration::from_nanos(at)).map(|(waiter, _)| waiter)
     }
 
     fn is_empty(waiters: &Waiters) -> bool {
@@ -340,7 +415,22 @@ mod tests {
         assert!(Arc::ptr_eq(&waiters.first(&a.queue).unwrap(), &a));
         waiters.remove(&a);
         assert!(Arc::ptr_eq(&waiters.first(&a.queue).unwrap(), &b));
-        assert!(waiters.ahead(JOBS, &ask(b"g")).is_none());
+        assert!(waiters.ahead(JOBS, &ask(&b"g"[..].into())).is_none());
+    }
+
+    /// A watch remembers who was the first when it was set: it leads to whoever is the first by then.
+    #[test]
+    fn one_who_left_still_leads_to_the_first_of_its_queue() {
+        let waiters = Waiters::new();
+        let [a, b, c] = [900, 800, 700].map(|at| join(&waiters, at).unwrap());
+        waiters.remove(&b);
+        assert!(Arc::ptr_eq(&waiters.remove_and_next(&b).unwrap(), &a));
+        assert!(Arc::ptr_eq(&waiters.remove_and_next(&a).unwrap(), &c));
+        assert!(Arc::ptr_eq(&waiters.remove_and_next(&a).unwrap(), &c));
+        assert_eq!((waiters.len(), waiters.waiting(&c.queue)), (1, 1));
+        assert!(waiters.remove_and_next(&c).is_none());
+        assert!(waiters.remove_and_next(&b).is_none());
+        assert!(is_empty(&waiters));
     }
 
     #[test]
@@ -354,7 +444,7 @@ mod tests {
             match n % 3 {
                 0 => assert!(waiters.leave(waiter).is_none()),
                 1 => {
-                    assert!(waiter.queued().unwrap().tell(Err(Error::Closed)).is_none());
+                    assert!(matches!(waiter.queued().unwrap().tell(Err(Error::Closed)), Asleep::Nobody));
                     waiters.remove(waiter);
                     assert!(waiters.leave(waiter).is_none());
                 }

@@ -6,14 +6,15 @@
 //!
 //! Read next: `hand_over.rs`, the thread that looks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::task::Waker;
 use std::time::Duration;
 
 use crate::lease::Grant;
 use crate::sync::{Arc, Mutex};
 use crate::types::Token;
-use crate::waiters::QueueId;
+use crate::waiters::Waiter;
 
 /// A pending grant is looked at again after so long: whoever is to enable it may be gone.
 const PENDING: Duration = Duration::from_secs(1);
@@ -30,7 +31,8 @@ pub(crate) struct Keep {
 #[derive(Debug)]
 pub(crate) struct Watch {
     pub grant: Arc<Grant>,
-    pub queues: Vec<QueueId>,
+    /// Of each queue the one who was the first in it: it may have left since.
+    pub queues: Vec<Arc<Waiter>>,
     wakers: Vec<(u64, Waker)>,
     keep: Option<Keep>,
     timer: Option<u64>,
@@ -67,9 +69,27 @@ impl Watch {
 #[derive(Debug)]
 pub(crate) struct Watches(Mutex<Inner>);
 
+/// Tokens are numbers that this store gave, one after the other: nobody chooses them so that they collide.
+#[derive(Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64((*byte).into()));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 #[derive(Debug, Default)]
 struct Inner {
-    watches: BTreeMap<Token, Watch>,
+    watches: HashMap<Token, Watch, BuildHasherDefault<Spread>>,
     timers: BTreeSet<(u64, Token)>,
     last_slot: u64,
     is_shut: bool,
@@ -133,19 +153,21 @@ impl Watches {
         Watches(Mutex::new(Inner::default()))
     }
 
-    /// The queue is to be looked at when the grant is over; answers when that may be at the earliest. `None`:
-    /// it is.
-    pub(crate) fn add_queue(&self, grant: &Arc<Grant>, queue: &QueueId, now: u64) -> Option<u64> {
+    /// The queue of `first` is to be looked at when the grant is over; answers when that may be at the earliest.
+    /// `None`: it is.
+    pub(crate) fn add_queue(&self, grant: &Arc<Grant>, first: &Arc<Waiter>, now: u64) -> Option<u64> {
         let mut inner = self.0.lock();
         let was_known = inner.is_known(grant);
         let watch = inner.entry(grant);
-        if !watch.queues.contains(queue) {
-            watch.queues.push(queue.clone());
+        let mut replaced = None;
+        match watch.queues.iter_mut().find(|known| known.queue == first.queue) {
+            Some(known) => replaced = Some(std::mem::replace(known, first.clone())),
+            None => watch.queues.push(first.clone()),
         }
         let (watched, gone) = inner.watch(grant, was_known, now);
         let timer = inner.watches.get(&grant.token()).and_then(|watch| watch.timer);
         drop(inner);
-        drop(gone);
+        drop((replaced, gone));
         watched.then_some(timer.unwrap_or(u64::MAX))
     }
 
@@ -242,7 +264,10 @@ impl Watches {
         let mut inner = self.0.lock();
         inner.is_shut = true;
         inner.timers.clear();
-        std::mem::take(&mut inner.watches).into_values().collect()
+        let mut all: Vec<_> = std::mem::take(&mut inner.watches).into_values().collect();
+        drop(inner);
+        all.sort_unstable_by_key(|watch| watch.grant.token());
+        all
     }
 }
 
@@ -252,6 +277,7 @@ mod tests {
     use super::*;
     use crate::lease::{Bell, Ending, Terms};
     use crate::types::{KeyspaceId, Lsn, OwnerId, Ttl};
+    use crate::waiters::{Ask, Waiters};
 
     const MS: u64 = 1_000_000;
 
@@ -263,23 +289,28 @@ mod tests {
         Arc::new(grant)
     }
 
-    fn queue() -> QueueId {
-        QueueId { keyspace: KeyspaceId(1), name: b"f"[..].into(), has_slots: false }
+    /// One who waits for `f`.
+    fn first() -> Arc<Waiter> {
+        let (name, ttl) = (b"f"[..].into(), Ttl::INFINITE);
+        let terms = Terms { owner: OwnerId::new(2), ttl, delay: 0 };
+        let ask = Ask { name: &name, slots: None, terms, resume: None };
+        Waiters::new().join(KeyspaceId(1), &ask, 900 * MS, Duration::ZERO).unwrap().0
     }
 
     #[test]
     fn a_renewal_moves_the_next_look_only_when_the_last_one_is_due() {
         let (watches, bell) = (Watches::new(), Arc::new(Bell::new()));
         let grant = live(&bell);
-        assert_eq!(watches.add_queue(&grant, &queue(), MS), Some(11 * MS));
-        assert_eq!(watches.add_queue(&grant, &queue(), MS), Some(11 * MS));
+        assert_eq!(watches.add_queue(&grant, &first(), MS), Some(11 * MS));
+        assert_eq!(watches.add_queue(&grant, &first(), MS), Some(11 * MS));
         assert_eq!(watches.next(), Some(11 * MS));
         grant.renew(5 * MS, u64::MAX).unwrap();
         assert_eq!(watches.next(), Some(11 * MS));
         assert_eq!(watches.due(11 * MS, 10), [grant.token()]);
         watches.arm(grant.token(), 11 * MS);
         assert_eq!(watches.next(), Some(15 * MS));
-        assert_eq!(watches.take(grant.token()).unwrap().queues, [queue()]);
+        let watch = watches.take(grant.token()).unwrap();
+        assert!(matches!(&watch.queues[..], [one] if one.queue == first().queue));
         assert_eq!(watches.next(), None);
     }
 
@@ -303,7 +334,7 @@ mod tests {
         let (watches, bell) = (Watches::new(), Arc::new(Bell::new()));
         let grant = live(&bell);
         grant.end(Ending::Released);
-        assert_eq!(watches.add_queue(&grant, &queue(), MS), None);
+        assert_eq!(watches.add_queue(&grant, &first(), MS), None);
         assert!(!watches.add_waker(&grant, &mut 0, Waker::noop().clone(), MS));
         assert_eq!((watches.len(), watches.next()), (0, None));
     }
@@ -316,17 +347,17 @@ mod tests {
             let (watches, bell) = (Watches::new(), Arc::new(Bell::new()));
             let grant = live(&bell);
             let mut slot = 0;
-            assert!(watches.add_queue(&grant, &queue(), MS).is_some());
+            assert!(watches.add_queue(&grant, &first(), MS).is_some());
             assert!(watches.add_waker(&grant, &mut slot, Waker::noop().clone(), MS));
             grant.end(Ending::Broken);
             assert!(!match late {
-                0 => watches.add_queue(&grant, &queue(), MS).is_some(),
+                0 => watches.add_queue(&grant, &first(), MS).is_some(),
                 1 => watches.add_waker(&grant, &mut 0, Waker::noop().clone(), MS),
                 _ => watches.keep(&grant, None, MS),
             });
             assert_eq!(bell.take(), [grant.token()]);
             let watch = watches.take(grant.token()).unwrap();
-            assert_eq!(watch.queues, [queue()]);
+            assert!(matches!(&watch.queues[..], [one] if one.queue == first().queue));
             assert!(watch.wakers.iter().any(|(of, _)| *of == slot));
             assert_eq!((watches.len(), watches.next()), (0, None));
         }
@@ -336,9 +367,9 @@ mod tests {
     fn nothing_is_watched_in_a_store_that_is_shut() {
         let (watches, bell) = (Watches::new(), Arc::new(Bell::new()));
         let grant = live(&bell);
-        assert!(watches.add_queue(&grant, &queue(), MS).is_some());
+        assert!(watches.add_queue(&grant, &first(), MS).is_some());
         assert_eq!(watches.shut().len(), 1);
-        assert_eq!(watches.add_queue(&grant, &queue(), MS), None);
+        assert_eq!(watches.add_queue(&grant, &first(), MS), None);
         assert_eq!(watches.len(), 0);
     }
 }

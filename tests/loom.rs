@@ -23,7 +23,7 @@ mod lease;
 #[path = "../src/types.rs"]
 mod types;
 
-use group_commit::{Doorbell, Heard, NotDurable, Progress, WakerSlot};
+use group_commit::{Doorbell, Heard, NotDurable, Progress, Sleeper, WakerSlot};
 use guard::Pins;
 use lease::{Bell, Ending, Grant, RenewError, Terms};
 use loom::cell::UnsafeCell;
@@ -104,7 +104,7 @@ mod sync {
 
     loom::lazy_static! {
         /// The kernel's side of a futex: under one lock, a queue of sleepers for each word.
-        static ref FUTEXES: loom::sync::Mutex<HashMap<usize, Arc<loom::sync::Condvar>>> =
+        static ref FUTEXES: loom::sync::Mutex<HashMap<usize, Vec<Arc<loom::sync::Condvar>>>> =
             loom::sync::Mutex::new(HashMap::new());
     }
 
@@ -112,16 +112,24 @@ mod sync {
         let mut queues = FUTEXES.lock().unwrap();
         // The lock orders this load after the store of anyone who came to wake before.
         if word.load(Ordering::Relaxed) == expected {
-            let queue = queues.entry(address(word)).or_insert_with(|| Arc::new(loom::sync::Condvar::new()));
-            let queue = queue.clone();
-            drop(queue.wait(queues).unwrap());
+            let sleeper = Arc::new(loom::sync::Condvar::new());
+            queues.entry(address(word)).or_default().push(sleeper.clone());
+            drop(sleeper.wait(queues).unwrap());
         }
     }
 
     pub(crate) fn wake_all(word: &AtomicU32) {
-        let queues = FUTEXES.lock().unwrap();
-        if let Some(queue) = queues.get(&address(word)) {
-            queue.notify_all();
+        let mut queues = FUTEXES.lock().unwrap();
+        for sleeper in queues.remove(&address(word)).unwrap_or_default() {
+            sleeper.notify_one();
+        }
+    }
+
+    pub(crate) fn move_all(word: &AtomicU32, expected: u32, other: &AtomicU32) {
+        let mut queues = FUTEXES.lock().unwrap();
+        if word.load(Ordering::Relaxed) == expected {
+            let sleepers = queues.remove(&address(word)).unwrap_or_default();
+            queues.entry(address(other)).or_default().extend(sleepers);
         }
     }
 
@@ -288,6 +296,72 @@ fn what_was_published_before_the_poison_is_never_called_lost() {
         for waiter in waiters {
             waiter.join().unwrap();
         }
+    });
+}
+
+/// One who sleeps until somebody appends its grant, and then with the group of that.
+struct Served {
+    store: Arc<Store>,
+    sleeper: Sleeper,
+}
+
+impl Served {
+    fn new(store: &Arc<Store>) -> Arc<Self> {
+        Arc::new(Served { store: store.clone(), sleeper: Sleeper::new() })
+    }
+
+    fn wait(&self, n: u32) -> Result<(), NotDurable> {
+        self.sleeper.sleep();
+        self.store.progress.wait(Lsn::new(n.into()), n)
+    }
+
+    fn serve(&self, n: u32) {
+        if self.sleeper.call() {
+            self.store.progress.take_over(&self.sleeper, Lsn::new(n.into()), n);
+        }
+    }
+}
+
+#[test]
+fn who_is_taken_over_wakes_with_the_group() {
+    explore(|| {
+        let store = Store::new();
+        let served = Served::new(&store);
+        let sleeper = spawn(&served, |served| {
+            assert_eq!(served.wait(1), Ok(()));
+            served.store.check(1);
+        });
+        let server = spawn(&served, |served| served.serve(1));
+        store.commit(1);
+        server.join().unwrap();
+        sleeper.join().unwrap();
+    });
+}
+
+#[test]
+fn who_is_taken_over_wakes_beside_those_who_slept_there_before() {
+    explore(|| {
+        let store = Store::new();
+        let served = Served::new(&store);
+        let sleeper = spawn(&served, |served| assert_eq!(served.wait(1), Ok(())));
+        let other = spawn(&store, |store| assert_eq!(store.progress.wait(Lsn::new(1), 1), Ok(())));
+        served.serve(1);
+        store.commit(1);
+        other.join().unwrap();
+        sleeper.join().unwrap();
+    });
+}
+
+#[test]
+fn who_is_taken_over_learns_of_the_poison() {
+    explore(|| {
+        let store = Store::new();
+        let served = Served::new(&store);
+        let sleeper = spawn(&served, |served| assert_eq!(served.wait(1), Err(NotDurable)));
+        let server = spawn(&served, |served| served.serve(1));
+        drop(store.progress.poison());
+        server.join().unwrap();
+        sleeper.join().unwrap();
     });
 }
 

@@ -40,7 +40,7 @@ mod watches;
 
 use block::block_on;
 use error::Error;
-use group_commit::{Doorbell, Progress, WakerSlot};
+use group_commit::{Doorbell, Progress};
 use lease::{Bell, Grant, RenewError, Terms};
 use lease_table::LeaseTable;
 use shuttle::rand::{Rng, thread_rng};
@@ -52,7 +52,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use sync::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering, time};
 use types::{KeyspaceId, Lsn, OwnerId, Token, Ttl};
-use waiters::{Ask, Granted, QueueId, Slots, Waiter, Waiters};
+use waiters::{Ask, Asleep, Granted, QueueId, Slots, Waiter, Waiters};
 use watches::{Keep, Watches};
 
 /// The one word of `src/options.rs` that the kernels use.
@@ -66,7 +66,7 @@ mod options {
 
 /// `src/sync.rs` on shuttle: the part of it that the kernels use.
 mod sync {
-    pub(crate) use crate::shuttled::{Condvar, Mutex, MutexGuard, time, wait_on, wake_all};
+    pub(crate) use crate::shuttled::{Condvar, Mutex, MutexGuard, move_all, time, wait_on, wake_all};
     pub(crate) use crossbeam_utils::CachePadded;
     pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
     pub(crate) use std::sync::Arc;
@@ -204,8 +204,8 @@ enum Attempt {
 }
 
 enum Served {
-    Told(Option<Waker>),
-    Granted { waker: Option<Waker>, lsn: Lsn, company: bool },
+    Told(Asleep),
+    Granted { asleep: Asleep, lsn: Lsn, group: u32, company: bool },
     NoRoom,
     Busy(Vec<Arc<Grant>>),
 }
@@ -220,6 +220,8 @@ struct Wish {
     wait: u64,
     /// Leaves after so many polls.
     patience: Option<u64>,
+    /// Waits as a future does, not as a thread.
+    is_task: bool,
 }
 
 impl Engine {
@@ -322,13 +324,14 @@ impl Engine {
         let lsn = Lsn::new(tail.next);
         tail.next += 1;
         let grant = Arc::new(Grant::pending(token, ask.terms, lsn, now, &self.bell));
-        self.leases.insert(JOBS, &name, grant.clone());
+        let is_new = self.leases.insert(JOBS, &name, grant.clone()).is_none();
         self.witness.granted(fence, &grant);
         self.witness.given(fence, waiter, since);
         self.witness.check(fence);
         Attempt::Appended(Granted {
             grant,
             fence: name.into(),
+            is_new,
             predecessor: None,
             lsn,
             group: tail.group,
@@ -347,7 +350,9 @@ impl Engine {
     fn enable(&self, granted: &Granted) -> bool {
         let now = time::now();
         let handed_out = granted.grant.enable(now) || !granted.grant.is_ended();
-        self.leases.sweep(now);
+        if granted.is_new || any(8) == 0 {
+            self.leases.sweep(now);
+        }
         if !handed_out {
             self.leases.remove_if(JOBS, &granted.fence, granted.grant.token());
         }
@@ -356,7 +361,8 @@ impl Engine {
 
     /// As `Acquire::run` and its `leave`: the grant, or `None` if there was none in time, or it left.
     fn acquire(&self, wish: &Wish) -> Option<Arc<Grant>> {
-        let ask = Ask { name: wish.name, slots: wish.slots, terms: wish.terms, resume: None };
+        let name = wish.name.into();
+        let ask = Ask { name: &name, slots: wish.slots, terms: wish.terms, resume: None };
         let mut until = None;
         loop {
             let busy = if wish.wait == 0 { None } else { self.find_place(&ask, time::now()).err() };
@@ -400,11 +406,12 @@ impl Engine {
         // As `Engine::begin_to_wait`.
         self.bell.look_by(waiter.deadline);
         let live = busy.filter(|busy| !busy.iter().any(|grant| grant.is_ended()));
-        if is_first && !live.is_some_and(|busy| self.wait_for(&waiter.queue, &busy)) {
-            self.hand_over(&waiter.queue, true);
+        if is_first && !live.is_some_and(|busy| self.wait_for(&waiter, &busy)) {
+            self.hand_over(waiter.clone(), true);
         }
         let told = match wish.patience {
-            None => block_on(|cx| waiter.poll(cx)),
+            None if wish.is_task => block_on(|cx| waiter.poll(cx)),
+            None => waiter.wait(),
             Some(polls) => {
                 let mut told = None;
                 for _ in 0..polls {
@@ -427,7 +434,7 @@ impl Engine {
         match told {
             Ok(granted) => {
                 self.waiting.fetch_sub(1, Ordering::AcqRel);
-                assert_eq!(queue_of(fence_of(&granted.fence)), ask.name);
+                assert_eq!(queue_of(fence_of(&granted.fence)), &**ask.name);
                 Some(granted)
             }
             Err(Error::Timeout { .. }) => {
@@ -510,15 +517,17 @@ impl Engine {
             self.look_at_due(token, now);
         }
         for waiter in self.waiters.late(now, MOST) {
-            let waker = waiter.queued().and_then(|queued| {
+            let asleep = waiter.queued().map_or(Asleep::Nobody, |queued| {
                 self.witness.note(&waiter, |joined| joined.is_gone = true);
                 queued.tell(Err(Error::Timeout { after: waiter.wait }))
             });
             self.waiters.remove(&waiter);
-            waker.into_iter().for_each(Waker::wake);
+            asleep.wake();
         }
         for queue in self.waiters.to_visit(now, MOST) {
-            self.hand_over(&queue, false);
+            if let Some(first) = self.waiters.first(&queue) {
+                self.hand_over(first, false);
+            }
         }
         let next = [self.watches.next(), self.waiters.next()].into_iter().flatten().min()?;
         self.bell.planned(next);
@@ -528,8 +537,8 @@ impl Engine {
     fn pass(&self, token: Token, at_hand: bool) {
         let Some(mut watch) = self.watches.take(token) else { return };
         watch.wake();
-        for queue in &watch.queues {
-            self.hand_over(queue, at_hand);
+        for first in watch.queues.drain(..) {
+            self.hand_over(first, at_hand);
         }
     }
 
@@ -550,29 +559,33 @@ impl Engine {
     }
 
     /// By whoever gives a lease back, or begins to wait, with the room at hand; or by the thread.
-    fn hand_over(&self, queue: &QueueId, at_hand: bool) {
-        let mut first = self.waiters.first(queue);
+    fn hand_over(&self, mut first: Arc<Waiter>, at_hand: bool) {
         for _ in 0..MOST_TOLD {
-            let Some(waiter) = &first else { return };
-            match self.serve(waiter, at_hand) {
-                Served::Told(waker) => {
-                    first = self.waiters.remove_and_next(waiter);
-                    waker.into_iter().for_each(Waker::wake);
+            let next = match self.serve(&first, at_hand) {
+                Served::Told(asleep) => {
+                    let next = self.waiters.remove_and_next(&first);
+                    asleep.wake();
+                    next
                 }
-                Served::Granted { waker, lsn, company } => {
-                    first = self.waiters.remove_and_next(waiter);
-                    self.wake_when_durable(waker, lsn, company);
+                Served::Granted { asleep, lsn, group, company } => {
+                    let next = self.waiters.remove_and_next(&first);
+                    self.wake_when_durable(asleep, lsn, group, company);
+                    next
                 }
                 Served::Busy(busy) => {
-                    if self.wait_for(queue, &busy) {
+                    if self.wait_for(&first, &busy) {
                         return;
                     }
-                    first = self.waiters.first(queue);
+                    self.waiters.first(&first.queue)
                 }
                 Served::NoRoom => break,
+            };
+            match next {
+                Some(next) => first = next,
+                None => return,
             }
         }
-        self.waiters.visit_now(queue.clone());
+        self.waiters.visit_now(first.queue.clone());
         self.bell.nudge();
     }
 
@@ -581,29 +594,29 @@ impl Engine {
         if at_hand && any(8) == 0 {
             return Served::NoRoom;
         }
-        let Some(queued) = waiter.queued() else { return Served::Told(None) };
+        let Some(queued) = waiter.queued() else { return Served::Told(Asleep::Nobody) };
         if time::now() >= waiter.deadline {
             self.witness.note(waiter, |joined| joined.is_gone = true);
             return Served::Told(queued.tell(Err(Error::Timeout { after: waiter.wait })));
         }
         match self.attempt_at(&mut tail, &waiter.ask(), Some(waiter)) {
             Attempt::Appended(granted) => {
-                let lsn = granted.lsn;
+                let (lsn, group) = (granted.lsn, granted.group);
                 let company = self.waiting.fetch_add(1, Ordering::AcqRel) > 0;
-                Served::Granted { waker: queued.tell(Ok(granted)), lsn, company }
+                Served::Granted { asleep: queued.tell(Ok(granted)), lsn, group, company }
             }
             Attempt::Busy(busy) => Served::Busy(busy),
             Attempt::Queued => unreachable!("it is the first"),
         }
     }
 
-    fn wait_for(&self, queue: &QueueId, busy: &[Arc<Grant>]) -> bool {
+    fn wait_for(&self, first: &Arc<Waiter>, busy: &[Arc<Grant>]) -> bool {
         let now = time::now();
         for grant in busy {
-            let look_at = match (self.watches.add_queue(grant, queue, now), grant.free_at()) {
+            let look_at = match (self.watches.add_queue(grant, first, now), grant.free_at()) {
                 (Some(at), _) => at,
                 (None, Some(at)) if at > now => {
-                    self.waiters.visit_at(queue, at);
+                    self.waiters.visit_at(&first.queue, at);
                     at
                 }
                 (None, Some(_)) => return false,
@@ -614,15 +627,11 @@ impl Engine {
         true
     }
 
-    fn wake_when_durable(&self, waker: Option<Waker>, lsn: Lsn, company: bool) {
-        let Some(waker) = waker else { return };
+    fn wake_when_durable(&self, asleep: Asleep, lsn: Lsn, group: u32, company: bool) {
         if !company && self.progress.durable().next() == lsn {
-            return waker.wake();
+            return asleep.wake();
         }
-        let mut cx = Context::from_waker(&waker);
-        if self.progress.poll(lsn, &mut WakerSlot::default(), &mut cx).is_ready() {
-            return waker.wake();
-        }
+        asleep.wake_when_durable(&self.progress, lsn, group);
         self.doorbell.ring();
     }
 
@@ -682,7 +691,14 @@ fn without_deadlines() {
         for _ in 0..2 {
             let patience = (any(4) == 0).then(|| any(3));
             let (name, slots) = if any(3) == 0 { (KEY, Some(SLOTS)) } else { (FENCES[0], None) };
-            let wish = Wish { name, slots, terms: terms(Ttl::INFINITE, 0), wait: u64::MAX, patience };
+            let wish = Wish {
+                name,
+                slots,
+                terms: terms(Ttl::INFINITE, 0),
+                wait: u64::MAX,
+                patience,
+                is_task: any(3) == 0,
+            };
             let Some(grant) = engine.acquire(&wish) else { continue };
             engine.witness.check_all();
             let now = time::now();
@@ -717,7 +733,8 @@ fn with_deadlines() {
             let ttl = Ttl::new(Duration::from_millis(5 + any(6))).unwrap();
             let delay = if any(4) == 0 { 2 * MS } else { 0 };
             let patience = (any(5) == 0).then(|| any(3));
-            let wish = Wish { name, slots, terms: terms(ttl, delay), wait: any(4) * 7 * MS, patience };
+            let terms = terms(ttl, delay);
+            let wish = Wish { name, slots, terms, wait: any(4) * 7 * MS, patience, is_task: any(2) == 0 };
             let Some(grant) = engine.acquire(&wish) else { continue };
             if any(3) == 0 {
                 let now = time::now();

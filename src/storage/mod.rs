@@ -31,10 +31,12 @@ use std::fmt;
 use std::io;
 
 mod disk;
+mod futex;
 #[cfg(any(test, feature = "testkit", fuzzing))]
 mod sim;
 
 pub use disk::Disk;
+pub(crate) use futex::requeue;
 #[cfg(any(test, feature = "testkit", fuzzing))]
 pub use sim::{CallKind, Crash, Fault, SimDisk, SyncFailure};
 

@@ -160,6 +160,14 @@ pub(crate) fn may_switch() {
     time::now();
 }
 
+pub(crate) fn move_all(word: &AtomicU32, expected: u32, other: &AtomicU32) {
+    let mut queues = FUTEXES.lock().unwrap();
+    if word.load(Ordering::SeqCst) == expected {
+        let sleepers = queues.remove(&std::ptr::from_ref(word).addr()).unwrap_or_default();
+        queues.entry(std::ptr::from_ref(other).addr()).or_default().extend(sleepers);
+    }
+}
+
 /// The clock of a run.
 pub(crate) mod time {
     use super::{Ordering, Sleeper};
