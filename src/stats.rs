@@ -146,7 +146,8 @@ pub struct Stats {
     pub spares: u64,
     /// Bytes of all segments on disk, spares included, and of the index file.
     pub disk_bytes: u64,
-    /// Bytes of what is needed in the log: the newest version of each key, and states carried on.
+    /// Bytes of what is needed in the log: the newest version of each key, and states carried on. After an open that
+    /// read all of the log, also older states that a folded floor covers, until compaction comes by.
     pub live_bytes: u64,
     /// Bytes of what is not needed any more, and not yet given back.
     pub garbage_bytes: u64,
