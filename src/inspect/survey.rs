@@ -247,7 +247,7 @@ impl Survey {
         let checked = file.and_then(|file| {
             self.bytes += file.len();
             file.check_segments(&known)?;
-            let tables = file.tables(false, |_| true)?;
+            let tables = file.tables(false, None)?;
             saved_slots(tables).map(drop).ok_or("its tables are not one index".to_owned())
         });
         if let Err(what) = checked {
