@@ -11,6 +11,7 @@ use crate::format::frame::{FRAME_HEADER_BYTES, FrameHeader};
 use crate::format::header::{Listed, SEAL_BYTES, Seal, SegmentHeader, StoreBlock};
 use crate::format::salt::Salt;
 use crate::format::{FORMAT_VERSION, HEADER_BYTES, name, op};
+use crate::found::{BLANKED, is_blanked};
 use crate::index_file::IndexFile;
 use crate::log::list::List;
 use crate::log::scan::{Start, Table, frame_end, scan};
@@ -364,7 +365,10 @@ impl Inspection {
         };
         let salt = self.salt(listed)?;
         let Some((header, _)) = SegmentHeader::decode(&file.bytes, salt, &file.name)? else {
-            return Ok(SegmentState::Empty);
+            return Ok(match is_blanked(&file.bytes, listed) {
+                true => SegmentState::Damaged(BLANKED.to_owned()),
+                false => SegmentState::Empty,
+            });
         };
         let first = header.before.lsn.next();
         Ok(match file.seal(salt)? {
