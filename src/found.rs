@@ -6,7 +6,7 @@
 //! Read next: `recover.rs`.
 
 use crate::error::{Error, Result};
-use crate::format::header::{End, Listed, SEAL_BYTES, Seal, SegmentHeader, StoreBlock};
+use crate::format::header::{End, Listed, SEAL_BYTES, Seal, SegmentHeader, SpareBlock, StoreBlock};
 use crate::format::salt::Salt;
 use crate::format::{HEADER_BYTES, name};
 use crate::index_file::Known;
@@ -97,8 +97,7 @@ fn find_segment(
         None => {
             check_empty(&head, listed, origin, &file_name)?;
             // Frames wait for their header to be durable: a header that never was one has none behind it.
-            let torn = head.iter().any(|&byte| byte != 0) && SegmentHeader::decode_any(&head).is_none();
-            if torn && holds_frame(&file.map(len).map_err(failed)?, salt, listed.segment) {
+            if may_hide_frames(&head) && holds_frame(&file.map(len).map_err(failed)?, salt, listed.segment) {
                 return Err(Error::corrupt(file_name, 0, "the header of a segment with frames is damaged"));
             }
             let follows = frames_of_another_life(&*file, len, &head, &file_name)?;
@@ -109,12 +108,35 @@ fn find_segment(
 
 /// A file that is empty in its listed life may hold an earlier one, but nothing that belongs elsewhere.
 fn check_empty(head: &[u8], listed: &Listed, store_id: &[u8; 16], file_name: &str) -> Result<()> {
-    let foreign = SegmentHeader::decode_any(head)
-        .is_some_and(|(header, _)| header.segment != listed.segment || header.store_id != *store_id);
-    if foreign || StoreBlock::is_one(head) {
+    if is_foreign(head, listed.segment, store_id) {
         return Err(Error::corrupt(file_name, 0, "another file lies in the place of this segment"));
     }
+    if is_blanked(head, listed) {
+        return Err(Error::corrupt(file_name, 0, BLANKED));
+    }
     Ok(())
+}
+
+/// Whether a file begins as a whole file does that is not this segment.
+pub(crate) fn is_foreign(head: &[u8], segment: SegmentId, store_id: &[u8; 16]) -> bool {
+    let begun = SegmentHeader::decode_any(head).map(|(header, _)| (header.store_id, header.segment));
+    let spare = SpareBlock::decode(head).map(|spare| (spare.store_id, spare.segment));
+    StoreBlock::is_one(head) || begun.or(spare).is_some_and(|is| is != (*store_id, segment))
+}
+
+/// What is said of a segment that is blanked.
+pub(crate) const BLANKED: &str = "what was in it is gone: it begins neither as a spare nor as a segment";
+
+/// Whether a segment that was listed with the mark of a spare in front has neither that nor a header any more, nor
+/// anything that a tear makes of the two: so nobody knows whether there were frames.
+pub(crate) fn is_blanked(head: &[u8], listed: &Listed) -> bool {
+    listed.is_marked && !SpareBlock::was_marked(head)
+}
+
+/// Whether what stands in place of a header, which is none, may have been one: then frames may lie behind it.
+pub(crate) fn may_hide_frames(head: &[u8]) -> bool {
+    let is_untouched = head.iter().all(|&byte| byte == 0) || SpareBlock::decode(head).is_some();
+    !is_untouched && SegmentHeader::decode_any(head).is_none()
 }
 
 /// The lsn that whole frames of another life follow, if there are any.

@@ -87,12 +87,8 @@ impl IndexFile {
         Ok(there)
     }
 
-    /// Reads and verifies all tables, without the entries in segments that `keeps` does not know.
-    pub fn tables(
-        &self,
-        may_start_threads: bool,
-        keeps: impl Fn(u32) -> bool + Sync,
-    ) -> Result<Vec<SavedTable>, Unusable> {
+    /// Reads and verifies all tables, without the entries in segments that `kept` does not hold, if not all are there.
+    pub fn tables(&self, may_start_threads: bool, kept: Option<&Bits>) -> Result<Vec<SavedTable>, Unusable> {
         let mut at = self.tables_at;
         let pieces = self.head.tables.chunks(SLAB_TABLES).map(|tables| {
             let from = at;
@@ -110,7 +106,7 @@ impl IndexFile {
             loop {
                 let n = next.fetch_add(1, Ordering::Relaxed);
                 let Some(piece) = pieces.get(n) else { return Ok(loaded) };
-                loaded.push((n, self.load(piece, &mut buffer, &keeps)?));
+                loaded.push((n, self.load(piece, &mut buffer, kept)?));
             }
         };
         let mut loaded = if threads > 1 { on_threads(threads, work)? } else { work()? };
@@ -122,7 +118,7 @@ impl IndexFile {
         &self,
         piece: &Piece<'_>,
         buffer: &mut Vec<u8>,
-        keeps: &impl Fn(u32) -> bool,
+        kept: Option<&Bits>,
     ) -> Result<Vec<SavedTable>, Unusable> {
         let mut loaded = SavedTable::many(piece.tables.len()).map_err(|e| e.to_string())?;
         let mut from = piece.from;
@@ -136,8 +132,11 @@ impl IndexFile {
                 if crc32fast::hash(bytes) != table.checksum {
                     return Err(format!("it is damaged behind byte {from}"));
                 }
-                let made = place.load(u32::from(table.depth), bytes, keeps);
+                let made = place.load(u32::from(table.depth), bytes);
                 made.ok_or_else(|| format!("it makes no sense behind byte {from}"))?;
+                if let Some(kept) = kept {
+                    place.keep(|slot| kept.holds(slot));
+                }
                 from += bytes.len() as u64;
                 rest = behind;
             }
@@ -207,16 +206,13 @@ pub(crate) fn replay_on(
         .map(|at| SegmentId(file.head.segments[at].end.segment))
         .collect();
     let kept = Bits::of(ids.iter().map(|&id| Segments::slot(id)));
-    let tables = match all {
-        true => file.tables(may_start_threads, |_| true)?,
-        false => file.tables(may_start_threads, |slot| kept.holds(slot))?,
-    };
+    let tables = file.tables(may_start_threads, Some(&kept).filter(|_| !all))?;
     let slots = saved_slots(tables).ok_or("its tables are not one index")?;
     Ok(Replay::on(block, file.head, slots, |id| ids.contains(&id)))
 }
 
 /// A set of small numbers that is asked very often.
-struct Bits(Vec<u64>);
+pub(crate) struct Bits(Vec<u64>);
 
 impl Bits {
     fn of(numbers: impl Iterator<Item = u32>) -> Self {
@@ -380,13 +376,13 @@ mod tests {
         let mut file = open(&disk, &block);
         let (one, from) = (file.head.tables[0], file.tables_at);
         // The same table over and over: many pieces, each of which says which it is.
-        let tables = [one; 2];
-        let pieces: Vec<_> = (0..100).map(|_| Piece { from, tables: &tables[..1] }).collect();
+        let tables = [one];
+        let pieces: Vec<_> = (0..100).map(|_| Piece { from, tables: &tables }).collect();
         let next = AtomicUsize::new(0);
         let work = || {
             let (mut loaded, mut buffer) = (Vec::new(), Vec::new());
             while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-                loaded.extend(file.load(piece, &mut buffer, &|_| true)?);
+                loaded.extend(file.load(piece, &mut buffer, None)?);
             }
             Ok(loaded)
         };
@@ -395,6 +391,6 @@ mod tests {
         disk.flip_bit(&name::index(block.index), from + 700, 1);
         assert!(on_threads(3, work).is_err());
         file.head.tables = vec![one; 1000];
-        assert!(file.tables(true, |_| true).is_err());
+        assert!(file.tables(true, None).is_err());
     }
 }

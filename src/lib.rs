@@ -105,7 +105,7 @@ pub use lease::Ending;
 pub use options::{
     KeyspaceOptions, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Options, Progress, ReadMode, Scope, Tokens,
 };
-pub use outside::{Inspection, LogChange, LogFrame, LogOp, SegmentInfo, SegmentLog, SegmentState};
+pub use outside::{IndexInfo, Inspection, LogChange, LogFrame, LogOp, SegmentInfo, SegmentLog, SegmentState};
 pub use oversee::{Broken, Holder};
 pub use recover::OpenReport;
 pub use request::LeaseRequest;

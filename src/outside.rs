@@ -11,8 +11,10 @@ use crate::format::frame::{FRAME_HEADER_BYTES, FrameHeader};
 use crate::format::header::{Listed, SEAL_BYTES, Seal, SegmentHeader, StoreBlock};
 use crate::format::salt::Salt;
 use crate::format::{FORMAT_VERSION, HEADER_BYTES, name, op};
+use crate::found::{BLANKED, is_blanked};
+use crate::index_file::IndexFile;
 use crate::log::list::List;
-use crate::log::scan::{Start, frame_end, scan};
+use crate::log::scan::{Start, Table, frame_end, scan};
 use crate::op::{GrantValue, KeyspaceValue, Kind, Op};
 use crate::options::KeyspaceOptions;
 use crate::storage::{Access, Disk, Storage};
@@ -57,6 +59,22 @@ pub struct SegmentInfo {
     pub bytes: u64,
     /// What is in it.
     pub state: SegmentState,
+}
+
+/// The index file that `STORE` names: what the next open begins with.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct IndexInfo {
+    /// The name of the file.
+    pub file: String,
+    /// Bytes on disk; 0 if it is of no use.
+    pub bytes: u64,
+    /// The lsn up to which it holds the state.
+    pub through: Lsn,
+    /// Ops behind that, which the next open replays.
+    pub ops_behind: u64,
+    /// Why the next open has to read the whole log instead, as far as the head of the file tells.
+    pub trouble: Option<String>,
 }
 
 /// What is in a segment.
@@ -304,6 +322,32 @@ impl Inspection {
         Ok(infos)
     }
 
+    /// The index file, if there is one. Reads its head, and every segment behind it.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::UpgradeRequired`]. Damage of the file is in [`IndexInfo::trouble`].
+    pub fn index(&self) -> Result<Option<IndexInfo>> {
+        let through = self.block.index;
+        let Some(found) = IndexFile::open(&*self.storage, &self.block) else { return Ok(None) };
+        let (bytes, trouble) = found.map_or_else(|why| (0, Some(why)), |file| (file.len(), None));
+        let behind = self.block.segments.iter().map(|listed| self.ops_behind(listed, through));
+        let ops_behind = behind.sum::<Result<u64>>()?;
+        Ok(Some(IndexInfo { file: name::index(through), bytes, through, ops_behind, trouble }))
+    }
+
+    /// The ops of a segment that was begun behind `lsn`.
+    fn ops_behind(&self, listed: &Listed, lsn: Lsn) -> Result<u64> {
+        let salt = self.salt(listed)?;
+        let Some(head) = self.read(listed, |len| len.min(HEADER_BYTES as usize))? else { return Ok(0) };
+        let header = SegmentHeader::decode(&head.bytes, salt, &head.name)?;
+        let Some((header, checksum)) = header.filter(|(header, _)| header.before.lsn >= lsn) else {
+            return Ok(0);
+        };
+        let Some(file) = self.read(listed, |len| len)? else { return Ok(0) };
+        let start = Start { segment: listed.segment, salt, checksum, lsn: header.before.lsn.next() };
+        Ok(Table::offsets(scan(&file.bytes, &start).table.bytes()).count() as u64)
+    }
+
     /// The frames of a segment, up to the first one that is not whole. Reads all of it.
     ///
     /// # Errors
@@ -321,7 +365,10 @@ impl Inspection {
         };
         let salt = self.salt(listed)?;
         let Some((header, _)) = SegmentHeader::decode(&file.bytes, salt, &file.name)? else {
-            return Ok(SegmentState::Empty);
+            return Ok(match is_blanked(&file.bytes, listed) {
+                true => SegmentState::Damaged(BLANKED.to_owned()),
+                false => SegmentState::Empty,
+            });
         };
         let first = header.before.lsn.next();
         Ok(match file.seal(salt)? {

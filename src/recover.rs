@@ -9,7 +9,7 @@
 
 use crate::commit::{seal_bytes, sealed_short_bytes};
 use crate::error::{Error, Result};
-use crate::format::header::{End, SegmentHeader, StoreBlock};
+use crate::format::header::{End, SegmentHeader, SpareBlock, StoreBlock};
 use crate::format::{HEADER_BYTES, name};
 use crate::found::{Begun, find_segments, load, table_of};
 use crate::index_file::{IndexFile, Known, is_ours as is_ours_as_index, replay_on};
@@ -371,7 +371,7 @@ fn remove_unlisted(storage: &dyn Storage, block: &StoreBlock, given_up: &str) ->
 
 fn is_ours(storage: &dyn Storage, file_name: &str, store_id: &[u8; 16]) -> bool {
     begins_like(storage, file_name, |head| {
-        head.iter().all(|&byte| byte == 0) || SegmentHeader::belongs_to(head, store_id)
+        head.iter().all(|&byte| byte == 0) || SpareBlock::may_be(head, store_id)
     })
 }
 

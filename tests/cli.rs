@@ -591,6 +591,36 @@ fn the_log_is_shown_op_by_op() {
     }
 }
 
+#[test]
+fn info_names_the_index_file_and_what_lies_behind_it() {
+    let at = Place::filled();
+    let index = || at.run("info", ["--json"]).json()[0]["index"].clone();
+    assert!(index().is_null() && at.run("info", []).ok().contains("index file   none"));
+    let db = open(Options::new(), &at.dir);
+    let rows = db.keyspace("rows", external()).unwrap();
+    // Enough that a close writes one.
+    (0..5000u32).for_each(|n| drop(rows.submit_put(token(99), &n.to_be_bytes(), b"v").unwrap()));
+    rows.put(token(99), b"a", b"v").unwrap();
+    drop(rows);
+    db.close().unwrap();
+    let there = index();
+    let name = there["file"].as_str().unwrap().to_owned();
+    assert_eq!(there["bytes"], std::fs::metadata(at.dir.join(&name)).unwrap().len());
+    assert_eq!(name, format!("INDEX-{}", there["through"]));
+    assert_eq!((&there["ops_behind"], &there["trouble"]), (&0.into(), &serde_json::Value::Null));
+    let db = open(Options::new(), &at.dir);
+    let rows = db.keyspace("rows", external()).unwrap();
+    rows.put(token(99), b"a", b"behind").unwrap();
+    rows.put(token(99), b"b", b"behind").unwrap();
+    assert_eq!(index()["ops_behind"], 2);
+    assert!(at.run("info", []).ok().contains("; 2 ops behind it"));
+    drop(rows);
+    db.close().unwrap();
+    std::fs::remove_file(at.dir.join(&name)).unwrap();
+    assert_eq!(index()["trouble"], "it is missing");
+    assert!(at.run("info", []).ok().contains("is of no use: it is missing"));
+}
+
 /// The program beside this process, which has the store open and publishes its figures.
 #[test]
 fn beside_a_live_store_only_what_looks_from_outside_works() {

@@ -16,7 +16,7 @@ use support::Trying;
 use support::model::{KEYS, SPACES, options};
 use support::shown::{Shown, is_index, open, shown};
 use tidewall::storage::{Crash, SimDisk};
-use tidewall::{Db, Error, ManualClock, Options, ReadMode, Token, Tokens};
+use tidewall::{Db, Error, FaultKind, ManualClock, Options, ReadMode, Token, Tokens, Verify};
 
 /// What a store shows, and what may be missing from it: nothing, or its last frames.
 struct Subject {
@@ -382,7 +382,8 @@ fn every_lost_or_misplaced_sector_is_harmless_or_named() {
         };
         let meant: Vec<_> = sectors.iter().filter(|at| read(at).iter().any(|&byte| byte != 0)).collect();
         // Where the last sectors of the log lie: with them goes what proves the frames in them.
-        let newest = meant.iter().map(|(name, _)| name).filter(|name| *name != "STORE").max().unwrap();
+        let is_begun = |name: &String| subject.disk.read_file(name).unwrap().starts_with(b"TIDEWALL");
+        let newest = meant.iter().map(|(name, _)| name).filter(|name| is_begun(name)).max().unwrap();
         let last = meant.iter().filter(|(name, _)| name == newest).map(|(_, at)| *at).max().unwrap();
         let lost = |(name, at): &(String, usize)| {
             if subject.states.len() > 1 && name == newest && at + 2 * SECTOR > last { 15 } else { 1 }
@@ -422,10 +423,7 @@ fn every_missing_swapped_or_old_file_is_harmless_or_named() {
             judge(&subject, &damaged, 1, &|| format!("{name} removed"), &tally);
             for (other, _) in &files {
                 let (a, b) = (subject.disk.read_file(name).unwrap(), subject.disk.read_file(other).unwrap());
-                // Zeros in the place of the newest segment of a killed store look like one never begun: no
-                // other file knows better (docs/format.md).
-                let is_blank = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 0);
-                if a == b || subject.name == "killed" && (is_blank(&a) || is_blank(&b)) {
+                if a == b {
                     continue;
                 }
                 let damaged = subject.disk.kill();
@@ -437,6 +435,49 @@ fn every_missing_swapped_or_old_file_is_harmless_or_named() {
         }
         tally.print(&format!("{} store, files", subject.name));
     }
+}
+
+/// A disk that loses a whole file would else take back what was acknowledged: the file would look like one of those that
+/// wait to be begun.
+#[test]
+fn a_newest_segment_that_reads_as_zeros_is_missed() {
+    for subject in [killed(), compacted()] {
+        let begun: Vec<(String, u64)> = files(&subject.disk)
+            .into_iter()
+            .filter(|(name, _)| name.ends_with(".seg"))
+            .filter(|(name, _)| subject.disk.read_file(name).unwrap().starts_with(b"TIDEWALL"))
+            .collect();
+        // The newest is the one that names the highest lsn before it.
+        let follows = |name: &str| {
+            let head = subject.disk.read_file(name).unwrap();
+            u64::from_le_bytes(head[68..76].try_into().unwrap())
+        };
+        let (newest, len) = begun.into_iter().max_by_key(|(name, _)| follows(name)).unwrap();
+        for filler in [0, 0xFF] {
+            let damaged = subject.disk.kill();
+            damaged.write_file(&newest, &vec![filler; len as usize]);
+            let error = open(&damaged.kill(), &ManualClock::new(), 1).unwrap_err();
+            assert!(is_named(&error, &damaged), "{}: {error}", subject.name);
+            assert!(read_only(&damaged, ReadMode::Map).is_err(), "{}", subject.name);
+            let report = Verify::new().run_on(damaged.kill()).unwrap();
+            let found: Vec<_> = report.faults.iter().map(|fault| (fault.kind, fault.file.as_str())).collect();
+            assert!(found.contains(&(FaultKind::Header, &newest)), "{}: {found:?}", subject.name);
+        }
+    }
+}
+
+/// Every listed segment without frames, made or used again, says that it is one.
+#[test]
+fn every_spare_is_marked() {
+    let mut spares = 0;
+    for subject in [killed(), compacted(), closed()] {
+        for (name, _) in files(&subject.disk).iter().filter(|(name, _)| name.ends_with(".seg")) {
+            let bytes = subject.disk.read_file(name).unwrap();
+            assert!(bytes.starts_with(b"TIDE"), "{}: {name}", subject.name);
+            spares += u32::from(bytes.starts_with(b"TIDEFREE"));
+        }
+    }
+    assert!(spares >= 3, "{spares}");
 }
 
 #[test]

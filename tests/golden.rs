@@ -147,6 +147,23 @@ fn v1_compacted_opens() {
     });
 }
 
+/// Spares made and spares used again, each with its mark; and what compaction left, as in an older list without marks.
+#[test]
+fn v1_marked_opens() {
+    let marked = include_str!("data/v1/marked.txt");
+    let starts = |dump: &str| -> Vec<Vec<u8>> {
+        let files = dump::parse(dump).into_iter().filter(|(name, _)| name.ends_with(".seg"));
+        files.map(|(_, bytes)| bytes[..8].to_vec()).collect()
+    };
+    assert!(starts(marked).contains(&b"TIDEFREE".to_vec()));
+    assert!(!starts(include_str!("data/v1/compacted.txt")).contains(&b"TIDEFREE".to_vec()));
+    open_twice(marked, |db| {
+        let keys = db.keyspace("keys", key()).unwrap();
+        assert_eq!(keys.get(b"kept").unwrap().as_deref(), Some(&ZEROS[..]));
+        assert!(keys.floor().is_some());
+    });
+}
+
 /// What is on the disk after `write`: while the store is open, as a killed process leaves it, unless
 /// `write` closes it.
 #[cfg(feature = "testkit")]
@@ -243,6 +260,7 @@ fn golden_directories_are_written_once() {
         std::mem::forget((lease, held));
     });
     let shapes = [
+        ("marked", compacted.clone()),
         ("compacted", compacted),
         ("scopes", scopes),
         ("external", external_tokens),

@@ -466,3 +466,32 @@ fn on_a_real_disk() {
     assert_err!(salvage(scratch.path(), &third), Error::Io { .. });
     assert!(!third.exists());
 }
+
+/// The op that creates a keyspace may be all that there is of it.
+#[test]
+fn a_keyspace_in_which_nothing_was_written_is_kept() {
+    let made: [(&str, KeyspaceOptions); 3] = [
+        ("empty", KeyspaceOptions::new()),
+        ("empty rows", KeyspaceOptions::new().tokens(Tokens::External)),
+        ("empty jobs", KeyspaceOptions::new().scope(tidewall::Scope::Prefix(b'/'))),
+    ];
+    for (is_closed, has_list) in [(true, true), (false, true), (true, false), (false, false)] {
+        let (disk, db) = begin(1);
+        made.iter().for_each(|(name, options)| drop(db.keyspace(name, *options).unwrap()));
+        let before = db.keyspaces();
+        if is_closed {
+            db.close().unwrap();
+        }
+        let disk = disk.crash(Crash::None, 0);
+        if !has_list {
+            disk.remove_file("STORE");
+        }
+        let (salvaged, new) = rescue(&disk);
+        assert_eq!(salvaged.keyspaces as usize, before.len());
+        assert_eq!(new.keyspaces(), before);
+        new.compact().unwrap();
+        new.close().unwrap();
+        let new = open_new(&disk.dir(NEW), 7).unwrap();
+        assert_eq!(new.keyspaces(), before, "closed {is_closed}, with its list {has_list}");
+    }
+}

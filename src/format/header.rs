@@ -13,7 +13,10 @@ pub(crate) const SEAL_BYTES: usize = 64;
 pub(crate) const STORE_COPY_BYTES: usize = 16 << 10;
 
 pub(super) const PREAMBLE_BYTES: usize = 16;
+/// So many bytes of the magic of a spare and of a segment are the same.
+const MAGIC_PREFIX: usize = 4;
 const SEGMENT_MAGIC: [u8; 8] = *b"TIDEWALL";
+const SPARE_MAGIC: [u8; 8] = *b"TIDEFREE";
 const STORE_MAGIC: [u8; 8] = *b"TIDESTOR";
 const SEAL_MAGIC: [u8; 8] = *b"TIDESEAL";
 
@@ -133,6 +136,41 @@ impl SegmentHeader {
     }
 }
 
+/// The block in front of a segment that waits to be begun. What a header has in common with it, no tear can change:
+/// what a file begins with, whose it is, and which.
+pub(crate) struct SpareBlock {
+    pub store_id: [u8; 16],
+    pub segment: SegmentId,
+}
+
+impl SpareBlock {
+    /// The whole block.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = preamble(SPARE_MAGIC).to_vec();
+        out.extend_from_slice(&self.store_id);
+        out.extend_from_slice(&self.segment.0.to_le_bytes());
+        out.resize(HEADER_BYTES as usize, 0);
+        out
+    }
+
+    /// The block in front of `bytes`, if it is one, whole.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut at = Reader { bytes, at: PREAMBLE_BYTES };
+        let block = SpareBlock { store_id: at.take(16)?.try_into().ok()?, segment: SegmentId(at.u32()?) };
+        (bytes.get(..HEADER_BYTES as usize)? == block.encode()).then_some(block)
+    }
+
+    /// Whether a file of this store begins so: a spare, a segment, or what a tear makes of the two.
+    pub fn may_be(bytes: &[u8], store_id: &[u8; 16]) -> bool {
+        Self::was_marked(bytes) && bytes.get(PREAMBLE_BYTES..PREAMBLE_BYTES + 16) == Some(store_id)
+    }
+
+    /// Whether a segment that was marked as a spare when it was listed may begin so, whatever became of it since.
+    pub fn was_marked(bytes: &[u8]) -> bool {
+        bytes.starts_with(&SPARE_MAGIC[..MAGIC_PREFIX])
+    }
+}
+
 pub(super) fn put_end(out: &mut Vec<u8>, end: &End) {
     out.extend_from_slice(&end.segment.to_le_bytes());
     out.extend_from_slice(&end.offset.to_le_bytes());
@@ -202,6 +240,8 @@ pub(crate) struct Listed {
     pub life: u64,
     /// Which store wrote it: 0 this one, n its n-th ancestor.
     pub origin: u16,
+    /// It has not begun with zeros since it was listed: they are damage.
+    pub is_marked: bool,
 }
 
 /// What `STORE` says.
@@ -228,6 +268,8 @@ pub(crate) struct StoreBlock {
 }
 
 const LISTED_BYTES: usize = 18;
+/// Beside the origin of a listed segment.
+const MARKED: u16 = 1 << 15;
 
 impl StoreBlock {
     /// The bytes, with their length and checksum.
@@ -251,7 +293,8 @@ impl StoreBlock {
             out.extend_from_slice(&listed.segment.0.to_le_bytes());
             out.extend_from_slice(&listed.bytes.to_le_bytes());
             out.extend_from_slice(&listed.life.to_le_bytes());
-            out.extend_from_slice(&listed.origin.to_le_bytes());
+            let marked = if listed.is_marked { MARKED } else { 0 };
+            out.extend_from_slice(&(listed.origin | marked).to_le_bytes());
         }
         if self.index > Lsn::ZERO {
             out.extend_from_slice(&self.index.get().to_le_bytes());
@@ -296,12 +339,9 @@ impl StoreBlock {
         }
         let mut segments = Vec::new();
         for _ in 0..at.u32()? {
-            segments.push(Listed {
-                segment: SegmentId(at.u32()?),
-                bytes: at.u32()?,
-                life: at.u64()?,
-                origin: at.u16()?,
-            });
+            let (segment, bytes, life, origin) = (SegmentId(at.u32()?), at.u32()?, at.u64()?, at.u16()?);
+            let is_marked = origin & MARKED != 0;
+            segments.push(Listed { segment, bytes, life, origin: origin & !MARKED, is_marked });
         }
         let index = if at.at < covered.len() { Lsn::new(at.u64()?) } else { Lsn::ZERO };
         Some(StoreBlock {
@@ -389,6 +429,36 @@ mod tests {
     }
 
     #[test]
+    fn no_tear_between_a_spare_and_a_header_hides_that_it_was_marked_and_whose_it_is() {
+        let spare = SpareBlock { store_id: [7; 16], segment: SegmentId(9) }.encode();
+        let decoded = SpareBlock::decode(&spare).unwrap();
+        assert_eq!((decoded.store_id, decoded.segment), ([7; 16], SegmentId(9)));
+        for bit in (0..16 * 8).chain(36 * 8..4096 * 8) {
+            let mut bytes = spare.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(SpareBlock::decode(&bytes).is_none(), "bit {bit}");
+        }
+        assert!(SpareBlock::decode(&spare[..4095]).is_none() && SpareBlock::decode(&[0; 4096]).is_none());
+        assert!(!SpareBlock::may_be(&spare, &[8; 16]) && !SpareBlock::was_marked(&[0; 4096]));
+        assert!(!SegmentHeader::belongs_to(&spare, &[7; 16]), "it proves nothing about the list");
+        let header = SegmentHeader {
+            store_id: [7; 16],
+            segment: SegmentId(9),
+            bytes: 1 << 20,
+            life: 11,
+            counter: 4,
+            before: an_end(),
+        };
+        let (header, _) = header.encode(salt());
+        for at in 0..=512 {
+            for (first, second) in [(&spare, &header), (&header, &spare)] {
+                let torn = [&first[..at], &second[at..]].concat();
+                assert!(SpareBlock::was_marked(&torn) && SpareBlock::may_be(&torn, &[7; 16]), "{at}");
+            }
+        }
+    }
+
+    #[test]
     fn seal_goes_both_ways_and_no_flipped_bit_verifies() {
         let seal =
             Seal { end: an_end(), frames: 5, table_len: 6, table_checksum: 7, counter: 8, keyspaces: 9 };
@@ -413,7 +483,10 @@ mod tests {
             next_segment: 7,
             sealed_through: 6,
             is_checkpoint: true,
-            segments: vec![Listed { segment: SegmentId(1), bytes: 2, life: 3, origin: 1 }; 3],
+            segments: vec![
+                Listed { segment: SegmentId(1), bytes: 2, life: 3, origin: 1, is_marked: true };
+                3
+            ],
             index: Lsn::new(8),
         };
         let unindexed = StoreBlock { index: Lsn::ZERO, ..block.clone() };

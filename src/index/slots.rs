@@ -211,9 +211,14 @@ impl SavedTable {
         Ok(OwnedTable::slab(count)?.into_iter().map(SavedTable).collect())
     }
 
-    /// Becomes the table in `bytes`, without the entries in segments that `keeps` does not know.
-    pub fn load(&mut self, depth: u32, bytes: &[u8], keeps: impl Fn(u32) -> bool) -> Option<()> {
-        self.0.load(depth, bytes, keeps)
+    /// Becomes the table in `bytes`; `None`: they are none.
+    pub fn load(&mut self, depth: u32, bytes: &[u8]) -> Option<()> {
+        self.0.load(depth, bytes)
+    }
+
+    /// Leaves out the entries in segments that `keeps` does not know.
+    pub fn keep(&mut self, keeps: impl Fn(u32) -> bool) {
+        self.0.keep(keeps);
     }
 }
 
@@ -457,7 +462,9 @@ mod tests {
 
     fn load_one(depth: u32, bytes: &[u8], keeps: impl Fn(u32) -> bool) -> Option<SavedTable> {
         let mut table = SavedTable::many(1).unwrap().remove(0);
-        table.load(depth, bytes, keeps).map(|()| table)
+        table.load(depth, bytes)?;
+        table.keep(keeps);
+        Some(table)
     }
 
     /// What is saved and read again is the same index, or the same without the segments that are gone; and both
@@ -502,6 +509,9 @@ mod tests {
         assert!(!load(&all));
         assert!(load_one(0, &all[1].1[1..], |_| true).is_none(), "a byte is missing");
         assert!(load_one(0, &all[1].1[..600], |_| true).is_none(), "entries are missing");
+        let last = all[1].1.len() - 8;
+        all[1].1[last..].copy_from_slice(&1u64.to_le_bytes());
+        assert!(load_one(0, &all[1].1, |_| true).is_none(), "no entry looks like this");
     }
 
     #[test]

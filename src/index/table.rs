@@ -39,6 +39,9 @@ const LINE_BITS: u32 = 9;
 const LINES: usize = 1 << LINE_BITS;
 /// In front of the entries of a saved table: which slots of each line hold one, and which lines were full.
 const SAVED_HEAD_BYTES: usize = LINES + LINES / 8;
+/// For each set of slots that hold an entry: which of the entries of the line a slot holds, or `NO_ENTRY`.
+static ENTRY_OF_SLOT: [[u8; LINE_SLOTS]; 256] = entries_of_slots();
+const NO_ENTRY: usize = LINE_SLOTS;
 /// Below this many entries two full lines are a matter of equal hashes, not of load: spill.
 const SPLIT_MIN: usize = LINES * LINE_SLOTS / 2;
 /// Two tables with at most so many entries each become one: far from where it would split again.
@@ -343,40 +346,48 @@ impl Table {
         spilled.for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
     }
 
-    /// Becomes the table that was saved, without the entries in segments that `keeps` does not know. Nothing was
-    /// entered before. `None`: the bytes are no table.
-    pub(super) fn load(&mut self, depth: u32, bytes: &[u8], keeps: impl Fn(u32) -> bool) -> Option<()> {
+    /// Becomes the table that was saved. Nothing was entered before. `None`: the bytes are no table.
+    pub(super) fn load(&mut self, depth: u32, bytes: &[u8]) -> Option<()> {
         let (head, words) = bytes.split_at_checked(SAVED_HEAD_BYTES)?;
         let (occupied, full) = head.split_at(LINES);
         let (mut words, &[]) = words.as_chunks::<8>() else { return None };
-        let mut used = 0;
+        if words.iter().any(|word| !is_entry(u64::from_le_bytes(*word))) {
+            return None;
+        }
+        let all = words.len();
+        // The entries of one line, whatever follows them, and at `NO_ENTRY` what stands in a slot without one. Without
+        // a branch, for which slots hold an entry cannot be foreseen.
+        let mut entries = [0; 2 * LINE_SLOTS];
         for (n, line) in self.lines.iter_mut().enumerate() {
-            let rest = if full[n / 8] >> (n % 8) & 1 == 1 { VACATED } else { EMPTY };
-            let count = occupied[n].count_ones() as usize;
-            let (here, behind) = words.split_at_checked(count)?;
-            // Eight words to choose from without asking how many are left; what is behind those of the line is
-            // chosen by no slot.
-            let mut last = [[0; 8]; LINE_SLOTS];
-            let window = words.first_chunk::<LINE_SLOTS>().unwrap_or_else(|| {
-                last[..count].copy_from_slice(here);
-                &last
-            });
-            let mut next = 0;
-            for (slot, place) in line.0.iter_mut().enumerate() {
-                let bit = occupied[n] >> slot & 1;
-                let word = if bit == 1 { u64::from_le_bytes(window[next % LINE_SLOTS]) } else { rest };
-                next += usize::from(bit);
-                let stays = is_entry(word) && keeps(Place::unpack(word).segment);
-                *place = AtomicU64::new(if stays { word } else { rest });
-                used += usize::from(stays);
+            let (here, behind) = words.split_at_checked(occupied[n].count_ones() as usize)?;
+            match words.first_chunk::<LINE_SLOTS>() {
+                Some(eight) => (0..LINE_SLOTS).for_each(|at| entries[at] = u64::from_le_bytes(eight[at])),
+                None => (0..here.len()).for_each(|at| entries[at] = u64::from_le_bytes(here[at])),
+            }
+            entries[NO_ENTRY] = if full[n / 8] >> (n % 8) & 1 == 1 { VACATED } else { EMPTY };
+            for (slot, &at) in line.0.iter_mut().zip(&ENTRY_OF_SLOT[occupied[n] as usize]) {
+                *slot = AtomicU64::new(entries[at as usize % (2 * LINE_SLOTS)]);
             }
             words = behind;
         }
         self.depth = depth;
-        self.used = AtomicUsize::new(used);
-        let spilled = words.iter().map(|bytes| u64::from_le_bytes(*bytes));
-        spilled.filter(|&word| keeps(Place::unpack(word).segment)).for_each(|word| self.spill(word));
+        self.used = AtomicUsize::new(all - words.len());
+        words.iter().for_each(|word| self.spill(u64::from_le_bytes(*word)));
         Some(())
+    }
+
+    /// Leaves out the entries in segments that `keeps` does not know. Nobody else has seen the table yet.
+    pub(super) fn keep(&mut self, keeps: impl Fn(u32) -> bool) {
+        let goes = |word: u64| is_entry(word) && !keeps(Place::unpack(word).segment);
+        let leave = |line: &Line, rest: u64| {
+            let slots = line.0.iter().filter(|slot| goes(slot.load(Ordering::Relaxed)));
+            slots.map(|slot| slot.store(rest, Ordering::Relaxed)).count()
+        };
+        let in_lines = |line: &Line| leave(line, if line.is_open() { EMPTY } else { VACATED });
+        let left: usize = self.lines.iter().map(in_lines).sum();
+        let spilled: usize = self.in_spill().map(|line| leave(line, VACATED)).sum();
+        *self.used.get_mut() -= left;
+        *self.spilled.get_mut() -= spilled;
     }
 
     /// How many entries there are.
@@ -394,6 +405,23 @@ impl Table {
         let spill = |block: &Spill| size_of::<Spill>() + size_of_val(&*block.lines);
         size_of::<Table>() + self.blocks().map(spill).sum::<usize>()
     }
+}
+
+const fn entries_of_slots() -> [[u8; LINE_SLOTS]; 256] {
+    let mut all = [[NO_ENTRY as u8; LINE_SLOTS]; 256];
+    let mut occupied = 0;
+    while occupied < all.len() {
+        let (mut slot, mut entry) = (0, 0);
+        while slot < LINE_SLOTS {
+            if occupied >> slot & 1 == 1 {
+                all[occupied][slot] = entry;
+                entry += 1;
+            }
+            slot += 1;
+        }
+        occupied += 1;
+    }
+    all
 }
 
 /// A load and a store instead of an addition: there is one writer.

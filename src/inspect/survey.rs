@@ -3,9 +3,10 @@
 use super::{FaultKind, Faults};
 use crate::error::{Error, Result};
 use crate::format::frame::FrameHeader;
-use crate::format::header::{Listed, SEAL_BYTES, Seal, SegmentHeader, StoreBlock};
+use crate::format::header::{Listed, SEAL_BYTES, Seal, SegmentHeader, SpareBlock, StoreBlock};
 use crate::format::salt::Salt;
 use crate::format::{HEADER_BYTES, name};
+use crate::found::{BLANKED, is_blanked, is_foreign, may_hide_frames};
 use crate::index::saved_slots;
 use crate::index_file::{IndexFile, Known};
 use crate::log::list::second_copy;
@@ -148,9 +149,11 @@ impl Survey {
         };
         let salt = Salt::new(&origin, listed.segment, listed.life);
         let whole = listed.bytes as usize;
-        if let Some(segment) = self.segment(file, &file_name, listed.segment, origin, salt, whole)? {
-            self.segments.push(segment);
+        let begun = self.segment(file.clone(), &file_name, listed.segment, origin, salt, whole)?;
+        if begun.is_none() && is_blanked(&self.head(&*file, &file_name), listed) {
+            self.faults.add(FaultKind::Header, &file_name, 0, None, BLANKED);
         }
+        self.segments.extend(begun);
         Ok(())
     }
 
@@ -174,7 +177,7 @@ impl Survey {
         }
         if header.is_none() {
             let frames = has_frames(&head, salt) || seal.is_some();
-            if !frames && !self.lost_header(&*file, file_name, &head, len, (salt, id))? {
+            if !frames && !self.lost_header(&*file, file_name, &head, len, (salt, id)) {
                 self.check_empty(&*file, file_name, &head, len, id, &store_id)?;
                 return Ok(None);
             }
@@ -201,9 +204,8 @@ impl Survey {
         head: &[u8],
         len: usize,
         (salt, segment): (Salt, SegmentId),
-    ) -> Result<bool> {
-        let torn = head.iter().any(|&byte| byte != 0) && SegmentHeader::decode_any(head).is_none();
-        Ok(torn && holds_frame(&self.read(file, file_name, len), salt, segment))
+    ) -> bool {
+        may_hide_frames(head) && holds_frame(&self.read(file, file_name, len), salt, segment)
     }
 
     /// A file without frames of its listed life may hold those of an earlier one, and nothing else.
@@ -216,15 +218,13 @@ impl Survey {
         id: SegmentId,
         store_id: &[u8; 16],
     ) -> Result<()> {
-        let other = SegmentHeader::decode_any(head);
-        let foreign =
-            other.as_ref().is_some_and(|(header, _)| header.segment != id || header.store_id != *store_id);
-        if foreign || StoreBlock::is_one(head) {
+        if is_foreign(head, id, store_id) {
             let what = "another file lies in the place of this segment";
             self.faults.add(FaultKind::Foreign, file_name, 0, None, what);
             return Ok(());
         }
-        let Some((header, salt)) = other.filter(|(_, salt)| has_frames(head, *salt)) else { return Ok(()) };
+        let other = SegmentHeader::decode_any(head).filter(|(_, salt)| has_frames(head, *salt));
+        let Some((header, salt)) = other else { return Ok(()) };
         let checksum = SegmentHeader::decode(head, salt, file_name)?.map_or(0, |(_, checksum)| checksum);
         let lsn = header.before.lsn;
         let start = Start { segment: id, salt, checksum, lsn: lsn.next() };
@@ -247,7 +247,7 @@ impl Survey {
         let checked = file.and_then(|file| {
             self.bytes += file.len();
             file.check_segments(&known)?;
-            let tables = file.tables(false, |_| true)?;
+            let tables = file.tables(false, None)?;
             saved_slots(tables).map(drop).ok_or("its tables are not one index".to_owned())
         });
         if let Err(what) = checked {
@@ -290,7 +290,7 @@ impl Survey {
                     let segment = self.segment(file, file_name, id, store_id, salt, whole)?;
                     self.segments.extend(segment);
                 }
-                None if head.iter().all(|&byte| byte == 0) => {}
+                None if head.iter().all(|&byte| byte == 0) || SpareBlock::decode(&head).is_some() => {}
                 None => {
                     let what = "without STORE, only its header could prove what it is";
                     self.faults.add(FaultKind::Header, file_name, 0, None, what);

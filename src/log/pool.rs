@@ -11,7 +11,7 @@ use super::segment::Segments;
 use crate::entropy::Entropy;
 use crate::error::{Error, Result};
 use crate::events;
-use crate::format::header::{Listed, StoreBlock};
+use crate::format::header::{Listed, SpareBlock, StoreBlock};
 use crate::format::{HEADER_BYTES, name};
 use crate::options::{MAX_SEGMENT_BYTES, Options};
 use crate::storage::{Access, File, Storage};
@@ -243,7 +243,7 @@ impl Pool {
                 begun => break begun,
             }
         };
-        let file = match begun.and_then(|file| self.prepare(file, bytes)) {
+        let file = match begun.and_then(|file| self.prepare(file, bytes, spare_block(list, id))) {
             Ok(file) => file,
             Err(e) => {
                 // Never listed, so nothing rests on it; what cannot be removed now goes at the next open.
@@ -251,7 +251,7 @@ impl Pool {
                 return Err(self.explain(e, bytes));
             }
         };
-        let listed = Listed { segment: id, bytes, life, origin: 0 };
+        let listed = Listed { segment: id, bytes, life, origin: 0, is_marked: true };
         let update = list.update(|block| {
             block.next_segment = id.0 + 1;
             block.segments.push(listed);
@@ -276,12 +276,14 @@ impl Pool {
         self.group_bytes.load(Ordering::Relaxed) >= BULK_BYTES.min(segment_bytes as u64 / 4)
     }
 
-    fn prepare(&self, file: Arc<dyn File>, bytes: u32) -> io::Result<Arc<dyn File>> {
+    fn prepare(&self, file: Arc<dyn File>, bytes: u32, mark: Vec<u8>) -> io::Result<Arc<dyn File>> {
         let is_reserved = self.is_bulk(bytes) && file.reserve(bytes as u64)?;
         if !is_reserved {
             file.write_zeros(bytes as u64)?;
             self.zeros.fetch_add(bytes as u64, Ordering::Relaxed);
         }
+        // Before it is listed, and with the same sync: from then on zeros in front of it are damage.
+        file.write_all_at(&mark, 0)?;
         file.sync_data()?;
         self.storage.sync_dir()?;
         Ok(file)
@@ -445,21 +447,21 @@ impl Pool {
     }
 
     /// The file of a retired segment gets a new name and a new life. Its blocks are written already: to make
-    /// a spare of it costs no zeros but those over its header, without which it is nobody's.
+    /// a spare of it costs no more than the mark of one in place of its header.
     ///
     /// It takes the place of a spare that has become too small, if there is one.
     fn relist(&self, list: &mut List, retired: Listed, file: Arc<dyn File>, wanted: u32) -> Result<()> {
         let old = name::segment(retired.segment);
         let failed = |e: io::Error| Error::io(format!("recycling {old}"), e);
         self.zeros.fetch_add(HEADER_BYTES as u64, Ordering::Relaxed);
-        let blanked = file.write_zeros(HEADER_BYTES as u64).and_then(|()| file.sync_data());
-        if let Err(e) = blanked {
-            let _ = self.storage.remove(&old);
-            return Err(failed(e));
-        }
         let mut id = free_id(list, list.block().next_segment);
         while self.storage.open(&name::segment(id), Access::Read).is_ok() {
             id = free_id(list, id.0 + 1);
+        }
+        let marked = file.write_all_at(&spare_block(list, id), 0).and_then(|()| file.sync_data());
+        if let Err(e) = marked {
+            let _ = self.storage.remove(&old);
+            return Err(failed(e));
         }
         let renamed = self.storage.rename(&old, &name::segment(id)).and_then(|()| self.storage.sync_dir());
         if let Err(e) = renamed {
@@ -468,7 +470,7 @@ impl Pool {
             }
             return Err(failed(e));
         }
-        let listed = Listed { segment: id, life: self.entropy.u64()?, origin: 0, ..retired };
+        let listed = Listed { segment: id, life: self.entropy.u64()?, origin: 0, is_marked: true, ..retired };
         let outgrown = {
             let mut ready = self.ready.lock();
             let at = ready.iter().position(|spare| spare.listed.bytes < wanted);
@@ -502,6 +504,10 @@ impl Pool {
 
 fn listed_bytes(list: &List) -> u64 {
     list.block().segments.iter().map(|listed| listed.bytes as u64).sum()
+}
+
+fn spare_block(list: &List, segment: SegmentId) -> Vec<u8> {
+    SpareBlock { store_id: list.block().store_id, segment }.encode()
 }
 
 /// The next id, `from` the first that was never used, whose slot in the table of segments no listed

@@ -10,7 +10,9 @@ use serde_json::{Map, Value as Json};
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
-use tidewall::{Error, Inspection, LogChange, LogFrame, LogOp, SegmentInfo, SegmentLog, SegmentState};
+use tidewall::{
+    Error, IndexInfo, Inspection, LogChange, LogFrame, LogOp, SegmentInfo, SegmentLog, SegmentState,
+};
 
 /// The list and what it lists. Between the reads of the two a segment may have been retired, so what seems
 /// damaged is looked at again by a list of its own time.
@@ -31,6 +33,7 @@ pub fn info(args: &Info) -> Result<(), Failure> {
     let (seen, segments) = look(dir)?;
     let is_damaged =
         seen.has_damaged_copy() || segments.iter().any(|info| matches!(info.state, SegmentState::Damaged(_)));
+    let index = seen.index()?;
     let mut out = out();
     if args.json {
         let ancestors: Vec<_> = seen.ancestors().iter().map(|id| format!("{id:032x}")).collect();
@@ -45,6 +48,10 @@ pub fn info(args: &Info) -> Result<(), Failure> {
             ("damaged_copy", seen.has_damaged_copy().into()),
             ("pid", lock_pid(dir).into()),
         ]);
+        line.insert(
+            "index".to_owned(),
+            index.as_ref().map_or(Json::Null, |index| Json::Object(indexed(index))),
+        );
         line.insert("segments".to_owned(), segments.iter().map(|info| Json::Object(segment(info))).collect());
         write_json(&mut out, line)?;
     } else {
@@ -63,6 +70,19 @@ pub fn info(args: &Info) -> Result<(), Failure> {
         writeln!(out, "open         {holder}")?;
         let bytes = segments.iter().map(|info| info.bytes).sum();
         writeln!(out, "on disk      {} in {} segments", show::bytes(bytes), segments.len())?;
+        match &index {
+            None => writeln!(out, "index file   none")?,
+            Some(IndexInfo { file, trouble: Some(why), .. }) => {
+                writeln!(out, "index file   {file} is of no use: {why}; the next open reads the whole log")?
+            }
+            Some(IndexInfo { file, bytes, through, ops_behind, .. }) => {
+                let bytes = show::bytes(*bytes);
+                writeln!(
+                    out,
+                    "index file   {file}, {bytes}, up to lsn {through}; {ops_behind} ops behind it"
+                )?
+            }
+        }
         writeln!(out)?;
         let mut table = table(
             &["segment", "bytes", "state", "first lsn", "last lsn", "frames", "counter"],
@@ -75,6 +95,16 @@ pub fn info(args: &Info) -> Result<(), Failure> {
     }
     out.flush()?;
     if is_damaged { Err(Failure::new(DAMAGED, "damage was found: see above")) } else { Ok(()) }
+}
+
+fn indexed(index: &IndexInfo) -> Map<String, Json> {
+    object([
+        ("file", index.file.as_str().into()),
+        ("bytes", index.bytes.into()),
+        ("through", index.through.get().into()),
+        ("ops_behind", index.ops_behind.into()),
+        ("trouble", index.trouble.as_deref().into()),
+    ])
 }
 
 fn row(info: &SegmentInfo) -> [String; 7] {
