@@ -32,6 +32,8 @@ use std::io;
 const GATHER_NANOS: u64 = 40_000;
 /// The largest group for which it waits again.
 const GATHERED_FRAMES: u64 = 1024;
+/// So few writers are all waited for.
+pub(crate) const FEW_WRITERS: u64 = 5;
 
 /// An answer that may be given once `rests_on` is durable.
 #[derive(Clone, Debug)]
@@ -169,20 +171,20 @@ impl Engine {
         Error::Indeterminate { cause }
     }
 
-    /// Lets in those whom the last commit of the committer thread woke, of `last_group` frames: they are on
-    /// their way with their next writes, and whoever comes just after the commit has begun waits for two syncs.
+    /// Lets in those whom the last commit of the committer thread woke: they are on their way with their next
+    /// writes, and whoever comes just after the commit has begun waits for two syncs. `expected`: how many.
     ///
     /// Never for long, and not at all behind a writer who was alone or a group that costs more to write
     /// than to sync.
-    pub fn gather(&self, last_group: u64, stop: &AtomicBool) {
-        if !(2..=GATHERED_FRAMES).contains(&last_group) {
+    pub fn gather(&self, expected: u64, stop: &AtomicBool) {
+        if !(2..=GATHERED_FRAMES).contains(&expected) {
             return;
         }
         // Not the clock of the leases: that one may stand still.
         let begun = SystemClock.now();
         loop {
             let appended = self.tail.lock().last().get() - self.progress.durable().get();
-            let is_over = appended >= last_group || stop.load(Ordering::Acquire);
+            let is_over = appended >= expected || stop.load(Ordering::Acquire);
             if is_over || SystemClock.now() - begun >= GATHER_NANOS {
                 return;
             }
@@ -221,6 +223,7 @@ impl Engine {
                 if self.options.idle_seal && !group.idle && self.quiet.swap(false, Ordering::AcqRel) {
                     self.doorbell.ring();
                 }
+                committer.company = self.waiting.load(Ordering::Relaxed) as u64;
                 // Upholds D3: visible implies durable; they are one number.
                 Ok(self.progress.publish(group.last, group.number, group.appended_bytes))
             }

@@ -128,6 +128,8 @@ pub(crate) struct Committer {
     /// How the last sealed segment ended: the next header names it.
     pub before: End,
     pub durable: Lsn,
+    /// Who waited for durability when the last group was on the disk: those it held, and those who came meanwhile.
+    pub company: u64,
     /// Frames with their checksums filled in, on their way to the disk.
     pub staging: Vec<u8>,
 }

@@ -18,7 +18,9 @@ pub(crate) use std::thread;
 #[cfg(all(test, shuttle))]
 pub(crate) use shuttle::thread;
 #[cfg(all(test, shuttle))]
-pub(crate) use shuttled::{Condvar, Mutex, MutexGuard, RwLock, may_switch, move_all, time, wait_on, wake_all};
+pub(crate) use shuttled::{
+    Condvar, Mutex, MutexGuard, RwLock, may_switch, move_all, time, wait_on, wake_all,
+};
 
 #[cfg(all(test, shuttle))]
 #[path = "../tests/support/shuttled.rs"]
