@@ -5,7 +5,12 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 skipped=()
-step() { printf '\n== %s\n' "$*"; }
+# Says how long the step before took.
+step() {
+    if [[ -n ${begun:-} ]]; then printf -- '-- %s s\n' $((SECONDS - begun)); fi
+    begun=$SECONDS
+    printf '\n== %s\n' "$*"
+}
 skip() { printf '\n!! SKIPPED: %s\n' "$*"; skipped+=("$*"); }
 has_toolchain() { command -v rustup >/dev/null && rustup toolchain list | grep -q "^$1"; }
 has_target() { command -v rustup >/dev/null && rustup target list --installed | grep -qx "$1"; }
@@ -46,11 +51,13 @@ cargo test --locked --no-default-features --lib --tests
 step "interleavings (loom)"
 RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$target/loom" cargo test --locked --profile loom --test loom
 
-step "the lease table under random schedules (shuttle)"
-RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR="$target/shuttle" cargo test --locked --test shuttle
-
-step "the whole engine under random schedules, with power cuts (shuttle)"
-RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR="$target/shuttle" cargo test --locked --release --features testkit --lib durably_linearizable -- --nocapture
+step "the lease table, and the whole engine with power cuts, under random schedules (shuttle)"
+schedules() {
+    RUSTFLAGS="--cfg shuttle -C debug-assertions" CARGO_TARGET_DIR="$target/shuttle" \
+        cargo test --locked --release --features testkit "$@"
+}
+schedules --test shuttle
+schedules --lib -- --nocapture durably_linearizable readers_beside
 
 step "a million power cuts, every error of every storage call, every short sequence"
 TIDEWALL_CAMPAIGN=1000000 TIDEWALL_CAMPAIGN_ERRORS=2 TIDEWALL_CAMPAIGN_STEPS=3 \
@@ -91,7 +98,18 @@ if [[ ! -f fuzz/Cargo.toml ]]; then
 elif ! command -v cargo-fuzz >/dev/null || ! has_toolchain nightly; then
     skip "fuzzing: needs cargo-fuzz and a nightly toolchain"
 else
+    step "fuzzing, ten seconds a target"
     fuzz/run.sh 10
+fi
+
+# Everything is built twice more for them.
+if [[ -z ${TIDEWALL_SANITIZE:-} ]]; then
+    skip "AddressSanitizer and ThreadSanitizer: TIDEWALL_SANITIZE is not set"
+elif ! has_toolchain nightly; then
+    skip "AddressSanitizer and ThreadSanitizer: need a nightly toolchain"
+else
+    step "the tests with the most threads under AddressSanitizer and ThreadSanitizer"
+    tests/sanitize.sh
 fi
 
 # Each of its parts is run where the machine can; the others are named.
@@ -121,5 +139,5 @@ else
     skip "benches: there are none"
 fi
 
-printf '\n== everything that ran has passed\n'
+step "everything that ran has passed, in $SECONDS s"
 for what in "${skipped[@]}"; do printf '!! SKIPPED: %s\n' "$what"; done

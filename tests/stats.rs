@@ -22,3 +22,17 @@ fn writes_and_recognised_retries_are_counted() -> Result<()> {
     assert_eq!(after.refused - before.refused, 1);
     Ok(())
 }
+
+/// The header of a segment is written as well as its frames.
+#[test]
+fn what_surrounds_frames_is_counted_as_written() -> Result<()> {
+    let dir = tempfile::tempdir().expect("a directory for the test");
+    let db = Db::open(dir.path().join("data"))?;
+    let before = db.stats();
+    db.keyspace("jobs", KeyspaceOptions::new())?;
+    let after = db.stats();
+    let frames = after.written_bytes - before.written_bytes;
+    assert!(frames > 0);
+    assert!(after.disk_written_bytes - before.disk_written_bytes >= frames + 4096, "{after:?}");
+    Ok(())
+}

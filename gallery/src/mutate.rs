@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 pub struct Args {
     /// Only files whose names hold one of these.
     files: Vec<String>,
-    /// Only changes whose names hold this.
-    #[arg(long, default_value = "")]
-    only: String,
+    /// Only changes whose names hold this, or one of these.
+    #[arg(long)]
+    only: Vec<String>,
     /// How many changes are tried at a time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -56,7 +56,7 @@ pub fn mutate(args: &Args) -> Result<bool, String> {
             let source = files.get(Path::new(file)).ok_or_else(|| format!("there is no {file}"))?;
             let source = String::from_utf8_lossy(source);
             for mutant in
-                mutants(file, &source)?.into_iter().filter(|mutant| mutant.name.contains(&args.only))
+                mutants(file, &source)?.into_iter().filter(|mutant| is_wanted(&args.only, &mutant.name))
             {
                 number += 1;
                 tests.insert(number, &area.tests);
@@ -129,8 +129,8 @@ fn find<'t>(
     Ok(None)
 }
 
-fn is_wanted(wanted: &[String], file: &str) -> bool {
-    wanted.is_empty() || wanted.iter().any(|part| file.contains(&**part))
+fn is_wanted(wanted: &[String], name: &str) -> bool {
+    wanted.is_empty() || wanted.iter().any(|part| name.contains(&**part))
 }
 
 /// The tree with all changes in it that the compiler takes.

@@ -73,7 +73,7 @@ impl Tree {
             self.binaries.extend(build(&self.dir, &self.target.join("loom"), &loom, way)?);
         }
         if !shuttle.is_empty() {
-            let way = Some(("release", "--cfg shuttle"));
+            let way = Some(("release", "--cfg shuttle -C debug-assertions"));
             let built = build(&self.dir, &self.target.join("shuttle"), &["lib"], way)?;
             self.binaries.extend(built.into_values().map(|path| (SCHEDULES.to_owned(), path)));
         }

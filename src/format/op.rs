@@ -418,6 +418,39 @@ mod tests {
     }
 
     #[test]
+    fn what_is_out_of_range_is_refused() {
+        let site = site();
+        let encoded = |op: &Op<'_>| {
+            let mut bytes = Vec::new();
+            encode(op, &site, None, &mut bytes);
+            bytes
+        };
+        let decoded = |bytes: &[u8]| decode(bytes, 0, site.segment, site.offset).map(|_| ());
+        let op = Op { value: b"", ..ops()[0] };
+        assert!(decoded(&encoded(&Op { token: i64::MAX as u64 + 1, ..op })).is_err());
+        let key = [7; MAX_KEY_BYTES + 1];
+        assert!(decoded(&encoded(&Op { key: &key[1..], ..op })).is_ok());
+        assert!(decoded(&encoded(&Op { key: &key, ..op })).is_err());
+        // The length of the value, behind checksum, kind, flags, back, keyspace, token and length of the key.
+        let mut bytes = encoded(&op);
+        assert_eq!(bytes[10], 0);
+        let mut length = Vec::new();
+        put_varint(&mut length, 1 << 32);
+        bytes.splice(10..11, length);
+        assert!(decoded(&bytes).is_err(), "cut to 32 bits it would be the right one");
+    }
+
+    #[test]
+    fn a_value_has_a_checksum_of_its_own_from_513_bytes() {
+        for (len, has) in [(INLINE_VALUE_BYTES, false), (INLINE_VALUE_BYTES + 1, true)] {
+            let (site, value, mut bytes) = (site(), vec![7; len], Vec::new());
+            encode(&Op { value: &value, ..ops()[0] }, &site, None, &mut bytes);
+            let head = decode(&bytes, 0, site.segment, site.offset).unwrap();
+            assert_eq!(head.value_checksum().is_some(), has, "{len} bytes");
+        }
+    }
+
+    #[test]
     fn ops_go_both_ways_and_no_flipped_bit_verifies() {
         for op in ops() {
             let site = site();
@@ -461,6 +494,8 @@ mod tests {
             assert_eq!(Reader { bytes: &out, at: 0 }.varint(), Some(number));
         }
         assert_eq!(Reader { bytes: &[0xff; 10], at: 0 }.varint(), None);
+        let too_large = [[0xff; 9].as_slice(), &[2]].concat();
+        assert_eq!(Reader { bytes: &too_large, at: 0 }.varint(), None);
         assert_eq!(Reader { bytes: &[0x80; 3], at: 0 }.varint(), None);
     }
 }

@@ -253,6 +253,83 @@ mod tests {
         assert!(!holds_frame(&bytes, Salt::new(&[7; 16], SegmentId(3), 10), SegmentId(3)));
     }
 
+    /// A segment of two frames without ops, the second one changed by `change`.
+    fn scan_two(change: impl FnOnce(&mut FrameHeader)) -> Scanned {
+        let salt = Salt::new(&[7; 16], SegmentId(3), 9);
+        let start = Start { segment: SegmentId(3), salt, checksum: 77, lsn: Lsn::new(5) };
+        let body = BodySum::default().finish();
+        let mut bytes = vec![0; 2 * HEADER_BYTES as usize];
+        let mut put = |header: &FrameHeader, at: u32| {
+            let (encoded, checksum) = header.encode(salt, at);
+            bytes[at as usize..at as usize + FRAME_HEADER_BYTES].copy_from_slice(&encoded);
+            checksum
+        };
+        let first = FrameHeader {
+            lsn: Lsn::new(5),
+            durable: Lsn::new(4),
+            body_len: 0,
+            previous: start.checksum,
+            body,
+        };
+        let previous = put(&first, HEADER_BYTES);
+        let mut second = FrameHeader { lsn: Lsn::new(6), durable: Lsn::new(3), previous, ..first };
+        change(&mut second);
+        put(&second, frame_end(HEADER_BYTES, 0));
+        scan(&bytes, &start)
+    }
+
+    #[test]
+    fn a_frame_follows_the_one_before_by_lsn_and_checksum() {
+        let whole = scan_two(|_| {});
+        assert_eq!((whole.frames, whole.next), (2, Lsn::new(7)));
+        assert_eq!(whole.proven, Lsn::new(4), "the highest that any of them names");
+        for wrong in [
+            scan_two(|header| header.lsn = Lsn::new(7)),
+            scan_two(|header| header.previous ^= 1),
+            scan_two(|header| header.body ^= 1),
+            scan_two(|header| header.body_len = u32::MAX - 64),
+        ] {
+            assert_eq!((wrong.frames, wrong.next), (1, Lsn::new(6)));
+        }
+    }
+
+    #[test]
+    fn a_segment_has_frames_when_one_lies_behind_its_header() {
+        let salt = Salt::new(&[7; 16], SegmentId(3), 9);
+        let mut bytes = vec![0; 2 * HEADER_BYTES as usize];
+        assert!(!has_frames(&bytes, salt));
+        let header =
+            FrameHeader { lsn: Lsn::new(5), durable: Lsn::new(4), body_len: 0, previous: 1, body: 2 };
+        let place = HEADER_BYTES as usize..HEADER_BYTES as usize + FRAME_HEADER_BYTES;
+        bytes[place].copy_from_slice(&header.encode(salt, HEADER_BYTES).0);
+        assert!(has_frames(&bytes, salt));
+        assert!(!has_frames(&bytes, Salt::new(&[7; 16], SegmentId(3), 10)));
+        assert!(!has_frames(&bytes[..HEADER_BYTES as usize - 1], salt), "cut off in front of them");
+    }
+
+    #[test]
+    fn offsets_end_where_they_are_no_table() {
+        let offsets = |bytes: &[u8]| Table::offsets(bytes).take(9).collect::<Vec<_>>();
+        let mut bytes = Vec::new();
+        put_varint(&mut bytes, u32::MAX.into());
+        assert_eq!(offsets(&bytes), [Some(u32::MAX)]);
+        bytes.push(1);
+        assert_eq!(offsets(&bytes), [Some(u32::MAX), None]);
+        bytes.push(1);
+        assert_eq!(offsets(&bytes), [Some(u32::MAX), None], "nothing behind that");
+        assert_eq!(offsets(&[5, 0x80]), [Some(5), None]);
+    }
+
+    #[test]
+    fn keyspaces_are_counted_among_the_ops() {
+        let mut table = Table::default();
+        for (offset, kind) in [(10, Kind::Put), (20, Kind::Keyspace), (30, Kind::Keyspace)] {
+            table.push(offset, kind);
+        }
+        assert_eq!(table.keyspaces(), 2);
+        assert_eq!(Table::offsets(table.bytes()).collect::<Vec<_>>(), [Some(10), Some(20), Some(30)]);
+    }
+
     #[test]
     fn what_is_written_ends_at_the_last_byte_that_is_not_zero() {
         for len in [0, 1, 4095, 4096, 4097, 20_000] {

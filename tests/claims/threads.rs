@@ -9,10 +9,25 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
+use std::time::Duration;
+use tidewall::storage::SimDisk;
 use tidewall::*;
 
 fn rows(db: &Db) -> Keyspace {
     db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap()
+}
+
+/// The last group of a store that is idle is proven by one frame more, and by no second one.
+#[test]
+fn an_idle_store_proves_its_last_group_once() {
+    let disk = SimDisk::new();
+    let db = Options::new().storage(disk.clone()).open("sim").unwrap();
+    let lsn = rows(&db).put(token(1), b"key", b"value").unwrap();
+    until(|| db.last_lsn() > lsn);
+    let killed = Options::new().storage(disk.kill()).read_only().open("sim").unwrap();
+    assert!(rows(&killed).get(b"key").unwrap().is_some(), "a read-only open shows what is proven");
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(db.last_lsn().get(), lsn.get() + 1);
 }
 
 /// D1 with company: each thread's writes are in its order, and all are there after reopening.

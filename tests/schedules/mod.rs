@@ -7,12 +7,14 @@
 //! themselves; a tenth is of one with all its threads, on segments that are full of garbage.
 //!
 //! ```text
-//! RUSTFLAGS="--cfg shuttle" cargo test --release --features testkit --lib durably_linearizable
-//! TIDEWALL_SCHEDULES=1000000 RUSTFLAGS="--cfg shuttle" cargo test --release --features testkit --lib durably_linearizable
+//! RUSTFLAGS="--cfg shuttle" cargo test --release --features testkit --lib -- durably_linearizable readers_beside
+//! TIDEWALL_SCHEDULES=1000000 RUSTFLAGS="--cfg shuttle" cargo test --release --features testkit --lib -- durably_linearizable readers_beside
 //! ```
 
 #[path = "../support/witness.rs"]
 mod witness;
+
+mod readers;
 
 use crate::clock::Clock;
 use crate::storage::{CallKind, Crash, Fault, SimDisk, SyncFailure};
@@ -295,15 +297,18 @@ fn run(kind: Kind) {
     assert!(next > granted, "token {next} was granted after {granted}");
 }
 
-/// Both ways to draw a schedule, half each; then says what they came to.
+/// Both ways to draw a schedule, half each, beside each other; then says what they came to.
 fn run_all(wanted: usize, tally: &'static Tally, run: fn(&'static Tally)) {
     let mut config = Config::new();
     config.stack_size = 1 << 20;
     let schedulers: [Box<dyn Scheduler + Send>; 2] =
         [Box::new(RandomScheduler::new(wanted / 2)), Box::new(PctScheduler::new(4, wanted - wanted / 2))];
-    for scheduler in schedulers {
-        Runner::new(scheduler, config.clone()).run(move || run(tally));
-    }
+    std::thread::scope(|scope| {
+        for scheduler in schedulers {
+            let config = config.clone();
+            scope.spawn(move || Runner::new(scheduler, config).run(move || run(tally)));
+        }
+    });
     let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     println!(
         "{} schedules, {} cut off: {} writes, {} refused, {} conflicts, {} reads, {} grants, {} answers unknown, {} \

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use crate::sync::{Arc, AtomicU32, Ordering};
+use shuttle::rand::{Rng, thread_rng};
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
@@ -155,8 +156,12 @@ pub(crate) fn wake_all(word: &AtomicU32) {
     }
 }
 
-/// A step at which the schedule may go on with another thread.
+/// A step at which the schedule may go on with another thread, now and then for so long that others do a good
+/// deal of work meanwhile.
 pub(crate) fn may_switch() {
+    let is_long = thread_rng().gen_range(0..32) == 0;
+    let steps = if is_long { thread_rng().gen_range(0..200) } else { 0 };
+    (0..steps).for_each(|_| shuttle::thread::yield_now());
     time::now();
 }
 
