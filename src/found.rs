@@ -95,7 +95,7 @@ fn find_segment(
             Err(Error::corrupt(file_name, 0, "the header of a segment with frames is damaged"))
         }
         None => {
-            check_empty(&head, listed, origin, &file_name)?;
+            check_empty(&head, listed, block, &file_name)?;
             // Frames wait for their header to be durable: a header that never was one has none behind it.
             if may_hide_frames(&head) && holds_frame(&file.map(len).map_err(failed)?, salt, listed.segment) {
                 return Err(Error::corrupt(file_name, 0, "the header of a segment with frames is damaged"));
@@ -107,8 +107,8 @@ fn find_segment(
 }
 
 /// A file that is empty in its listed life may hold an earlier one, but nothing that belongs elsewhere.
-fn check_empty(head: &[u8], listed: &Listed, store_id: &[u8; 16], file_name: &str) -> Result<()> {
-    if is_foreign(head, listed.segment, store_id) {
+fn check_empty(head: &[u8], listed: &Listed, block: &StoreBlock, file_name: &str) -> Result<()> {
+    if is_foreign(head, listed.segment, |id| block.is_kin(id)) {
         return Err(Error::corrupt(file_name, 0, "another file lies in the place of this segment"));
     }
     if is_blanked(head, listed) {
@@ -117,11 +117,12 @@ fn check_empty(head: &[u8], listed: &Listed, store_id: &[u8; 16], file_name: &st
     Ok(())
 }
 
-/// Whether a file begins as a whole file does that is not this segment.
-pub(crate) fn is_foreign(head: &[u8], segment: SegmentId, store_id: &[u8; 16]) -> bool {
+/// Whether a file begins as a whole file does that is not this segment. What a store had of spares is the spare of
+/// one that came of it, and says still whose it was.
+pub(crate) fn is_foreign(head: &[u8], segment: SegmentId, is_kin: impl Fn(&[u8; 16]) -> bool) -> bool {
     let begun = SegmentHeader::decode_any(head).map(|(header, _)| (header.store_id, header.segment));
     let spare = SpareBlock::decode(head).map(|spare| (spare.store_id, spare.segment));
-    StoreBlock::is_one(head) || begun.or(spare).is_some_and(|is| is != (*store_id, segment))
+    StoreBlock::is_one(head) || begun.or(spare).is_some_and(|(id, is)| is != segment || !is_kin(&id))
 }
 
 /// What is said of a segment that is blanked.

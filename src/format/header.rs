@@ -365,6 +365,11 @@ impl StoreBlock {
         }
     }
 
+    /// Whether an id is that of this store, or of one that it came of.
+    pub fn is_kin(&self, id: &[u8; 16]) -> bool {
+        self.store_id == *id || self.ancestors.contains(id)
+    }
+
     /// The id under which the checksums of a listed segment were made.
     pub fn origin_id(&self, listed: &Listed) -> Option<&[u8; 16]> {
         match listed.origin {

@@ -218,7 +218,8 @@ impl Survey {
         id: SegmentId,
         store_id: &[u8; 16],
     ) -> Result<()> {
-        if is_foreign(head, id, store_id) {
+        let block = self.block.as_ref();
+        if is_foreign(head, id, |kin| kin == store_id || block.is_some_and(|block| block.is_kin(kin))) {
             let what = "another file lies in the place of this segment";
             self.faults.add(FaultKind::Foreign, file_name, 0, None, what);
             return Ok(());

@@ -412,7 +412,7 @@ impl Pool {
         recycled
     }
 
-    /// Gives back the spares that are too large by now, and those beyond what is always kept.
+    /// Gives back the spares that are too large by now, and those beyond what is always kept; never the reserve.
     ///
     /// # Errors
     /// The failure of the disk: they may be listed or not, so their files stay.
@@ -436,7 +436,7 @@ impl Pool {
         let mut ready = self.ready.lock();
         let largest = (0..ready.len()).max_by_key(|&at| ready[at].listed.bytes)?;
         let is_excess = ready[largest].listed.bytes > most || ready.len() > RESERVE + 1;
-        is_excess.then(|| ready.swap_remove(largest))
+        (is_excess && ready.len() > RESERVE).then(|| ready.swap_remove(largest))
     }
 
     /// Removes the file of a retired segment.

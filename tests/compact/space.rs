@@ -141,6 +141,30 @@ fn overwriting_for_ever_stays_bounded() {
     }
 }
 
+/// After 10^7 ids a store of a few bytes took 1021 MiB: spares of the size it had once.
+#[test]
+fn a_store_that_has_shrunk_takes_little_again() {
+    let sim = Sim::new();
+    let options = Options::new().storage(sim.disk.clone()).without_threads().deterministic(1);
+    let db = options.open("sim").unwrap();
+    let rows = external(&db, "rows");
+    for n in 0..10_000u32 {
+        rows.submit_put(token(1), &n.to_be_bytes(), &[7; 20 << 10]).map(drop).unwrap();
+    }
+    for n in 0..10_000u32 {
+        rows.submit_delete(token(1), &n.to_be_bytes()).map(drop).unwrap();
+    }
+    let large = db.stats();
+    assert!(large.disk_bytes > 200 << 20, "{large:?}");
+    db.compact().unwrap();
+    let small = db.stats();
+    println!("{} bytes on disk, then {}; {} spares", large.disk_bytes, small.disk_bytes, small.spares);
+    assert!(small.disk_bytes <= 16 << 20 && (2..=3).contains(&small.spares), "{small:?}");
+    rows.put(token(1), b"key", &[7; 3 << 20]).expect("larger than a spare");
+    drop(rows);
+    db.close().unwrap();
+}
+
 /// Job ids that are used once and never again leave nothing: not in the index, not on the disk, not in the time of
 /// the next open. A leader in another keyspace has token 1 all the while, and is never fenced.
 #[test]
