@@ -6,4 +6,5 @@ pub(crate) mod scan;
 pub(crate) mod segment;
 pub(crate) mod list;
 pub(crate) mod pool;
+mod recycle;
 pub(crate) mod usage;

@@ -20,11 +20,9 @@ use crate::types::{Lsn, SegmentId};
 use std::io;
 
 /// Spares that only privileged ops may take.
-const RESERVE: usize = 2;
+pub(super) const RESERVE: usize = 2;
 /// A store is kept in about so many segments, or twice as many.
 const SEGMENTS: u64 = 96;
-/// Beyond the reserve, at most so many retired segments wait to be used again.
-const RECYCLED: usize = 4;
 const MIN_FOLLOWING_BYTES: u64 = 1 << 20;
 /// Groups from here on are a bulk load: its segments are not written with zeros first.
 const BULK_BYTES: u64 = 256 << 10;
@@ -63,22 +61,22 @@ pub(crate) struct Spare {
 /// before `ready` and never before `list`.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    storage: Arc<dyn Storage>,
+    pub(super) storage: Arc<dyn Storage>,
     /// Held across the making of a segment.
-    list: Mutex<List>,
+    pub(super) list: Mutex<List>,
     /// Held while segments are struck out of the list and their pins retired, and by a checkpoint from
     /// before its cut until it holds every segment that it takes. Taken before every other lock.
     pub retiring: Mutex<()>,
-    ready: Mutex<Vec<Spare>>,
+    pub(super) ready: Mutex<Vec<Spare>>,
     fixed_bytes: Option<u32>,
     asked: Asked,
-    entropy: Entropy,
+    pub(super) entropy: Entropy,
     /// Bytes of all listed segments, so that asking for them never waits for a segment in the making.
     listed_bytes: AtomicU64,
     /// Bytes of segments that are struck out of the list, and whose files are still there.
-    retired_bytes: AtomicU64,
+    pub(super) retired_bytes: AtomicU64,
     /// Bytes of zeros written, and of the list.
-    zeros: AtomicU64,
+    pub(super) zeros: AtomicU64,
     list_written: AtomicU64,
     /// How many segments are listed.
     segments: AtomicU64,
@@ -210,7 +208,7 @@ impl Pool {
     }
 
     /// Segments follow the size of the store, so that a small store is small.
-    fn following_bytes(&self, list: &List) -> u32 {
+    pub(super) fn following_bytes(&self, list: &List) -> u32 {
         self.fixed_bytes.unwrap_or_else(|| {
             let share = listed_bytes(list) / SEGMENTS;
             let rounded = share.checked_ilog2().map_or(0, |bits| 1 << bits);
@@ -322,7 +320,7 @@ impl Pool {
     }
 
     /// What is asked for often and quickly of a list that has changed.
-    fn note_list(&self, list: &List) {
+    pub(super) fn note_list(&self, list: &List) {
         self.list_written.store(list.written, Ordering::Relaxed);
         self.listed_bytes.store(listed_bytes(list), Ordering::Relaxed);
         self.segments.store(list.block().segments.len() as u64, Ordering::Relaxed);
@@ -371,126 +369,6 @@ impl Pool {
         self.following_bytes(&self.list.lock())
     }
 
-    /// Strikes segments out of the list, all or none; their files are still there.
-    ///
-    /// # Errors
-    /// The failure of the disk: they may be listed or not, so nothing of them may be removed.
-    pub fn retire(&self, segments: &[SegmentId]) -> io::Result<Vec<Listed>> {
-        let _retiring = self.retiring.lock();
-        let mut list = self.list.lock();
-        let is_retired = |listed: &Listed| segments.contains(&listed.segment);
-        let retired: Vec<Listed> = list.block().segments.iter().copied().filter(is_retired).collect();
-        list.update(|block| block.segments.retain(|listed| !is_retired(listed)))?;
-        let bytes = retired.iter().map(|listed| listed.bytes as u64).sum();
-        self.retired_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.note_list(&list);
-        Ok(retired)
-    }
-
-    /// Makes a spare of the file of a retired segment that nobody reads any more, or removes it.
-    ///
-    /// # Errors
-    /// The failure of the disk. The file is not listed: what cannot be removed now goes at the next open.
-    pub fn recycle(&self, retired: Listed, file: Arc<dyn File>) -> Result<()> {
-        let mut list = self.list.lock();
-        let wanted = self.following_bytes(&list);
-        let useful = self.ready.lock().iter().filter(|spare| spare.listed.bytes >= wanted).count();
-        let enough = useful > RESERVE + RECYCLED;
-        // One that is much larger or smaller than what is made now would keep the store at its old size.
-        let fits = (wanted..=wanted.saturating_mul(2)).contains(&retired.bytes)
-            && file.len().is_ok_and(|len| len == retired.bytes as u64);
-        // Upholds C2: what a checkpoint has a name for is not written again.
-        let fits = fits && file.is_shared().is_ok_and(|shared| !shared);
-        if enough || !fits || list.check().is_err() {
-            drop(file);
-            self.remove(retired);
-            return Ok(());
-        }
-        let recycled = self.relist(&mut list, retired, file, wanted);
-        self.note_list(&list);
-        self.retired_bytes.fetch_sub(retired.bytes as u64, Ordering::Relaxed);
-        recycled
-    }
-
-    /// Gives back the spares that are too large by now, and those beyond what is always kept; never the reserve.
-    ///
-    /// # Errors
-    /// The failure of the disk: they may be listed or not, so their files stay.
-    pub fn trim(&self) -> io::Result<()> {
-        let mut list = self.list.lock();
-        loop {
-            // With each that goes the store is smaller.
-            let most = self.following_bytes(&list).saturating_mul(2);
-            let Some(spare) = self.take_excess(most) else { return Ok(()) };
-            let segment = spare.listed.segment;
-            let updated = list.update(|block| block.segments.retain(|listed| listed.segment != segment));
-            self.note_list(&list);
-            updated?;
-            drop(spare);
-            // Not listed: what cannot be removed now goes at the next open.
-            let _ = self.storage.remove(&name::segment(segment));
-        }
-    }
-
-    fn take_excess(&self, most: u32) -> Option<Spare> {
-        let mut ready = self.ready.lock();
-        let largest = (0..ready.len()).max_by_key(|&at| ready[at].listed.bytes)?;
-        let is_excess = ready[largest].listed.bytes > most || ready.len() > RESERVE + 1;
-        (is_excess && ready.len() > RESERVE).then(|| ready.swap_remove(largest))
-    }
-
-    /// Removes the file of a retired segment.
-    pub fn remove(&self, retired: Listed) {
-        // Not listed: what cannot be removed now goes at the next open.
-        let _ = self.storage.remove(&name::segment(retired.segment));
-        self.retired_bytes.fetch_sub(retired.bytes as u64, Ordering::Relaxed);
-    }
-
-    /// The file of a retired segment gets a new name and a new life. Its blocks are written already: to make
-    /// a spare of it costs no more than the mark of one in place of its header.
-    ///
-    /// It takes the place of a spare that has become too small, if there is one.
-    fn relist(&self, list: &mut List, retired: Listed, file: Arc<dyn File>, wanted: u32) -> Result<()> {
-        let old = name::segment(retired.segment);
-        let failed = |e: io::Error| Error::io(format!("recycling {old}"), e);
-        self.zeros.fetch_add(HEADER_BYTES as u64, Ordering::Relaxed);
-        let mut id = free_id(list, list.block().next_segment);
-        while self.storage.open(&name::segment(id), Access::Read).is_ok() {
-            id = free_id(list, id.0 + 1);
-        }
-        let marked = file.write_all_at(&spare_block(list, id), 0).and_then(|()| file.sync_data());
-        if let Err(e) = marked {
-            let _ = self.storage.remove(&old);
-            return Err(failed(e));
-        }
-        let renamed = self.storage.rename(&old, &name::segment(id)).and_then(|()| self.storage.sync_dir());
-        if let Err(e) = renamed {
-            for file_name in [&old, &name::segment(id)] {
-                let _ = self.storage.remove(file_name);
-            }
-            return Err(failed(e));
-        }
-        let listed = Listed { segment: id, life: self.entropy.u64()?, origin: 0, is_marked: true, ..retired };
-        let outgrown = {
-            let mut ready = self.ready.lock();
-            let at = ready.iter().position(|spare| spare.listed.bytes < wanted);
-            at.map(|at| ready.remove(at).listed.segment)
-        };
-        // After a failure the list may name either all the same: the files stay.
-        list.update(|block| {
-            block.next_segment = id.0 + 1;
-            block.segments.retain(|listed| Some(listed.segment) != outgrown);
-            block.segments.push(listed);
-        })
-        .map_err(failed)?;
-        self.ready.lock().push(Spare { listed, file });
-        if let Some(outgrown) = outgrown {
-            // Not listed: what cannot be removed now goes at the next open.
-            let _ = self.storage.remove(&name::segment(outgrown));
-        }
-        Ok(())
-    }
-
     /// How many segments are listed, and how many of them are spares.
     pub fn segments(&self) -> (u64, u64) {
         (self.segments.load(Ordering::Relaxed), self.ready.lock().len() as u64)
@@ -506,13 +384,13 @@ fn listed_bytes(list: &List) -> u64 {
     list.block().segments.iter().map(|listed| listed.bytes as u64).sum()
 }
 
-fn spare_block(list: &List, segment: SegmentId) -> Vec<u8> {
+pub(super) fn spare_block(list: &List, segment: SegmentId) -> Vec<u8> {
     SpareBlock { store_id: list.block().store_id, segment }.encode()
 }
 
 /// The next id, `from` the first that was never used, whose slot in the table of segments no listed
 /// segment holds.
-fn free_id(list: &List, from: u32) -> SegmentId {
+pub(super) fn free_id(list: &List, from: u32) -> SegmentId {
     let mut id = from;
     while list
         .block()
