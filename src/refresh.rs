@@ -35,8 +35,8 @@ const MANY_BYTES: u64 = 8 << 20;
 /// At a clean close, already when so small a share would be replayed.
 const SHARE_AT_CLOSE: u64 = 256;
 
-/// Under load, so many times as long as it took to write one it is rested: else that would be a quarter of all
-/// processor time.
+/// Under load, so many times as long as it took to write one it is rested, at most until twice as much waits: else
+/// that would be a quarter of all processor time.
 const RESTS: u64 = 9;
 
 /// The thread that writes index files.
@@ -47,7 +47,7 @@ pub(crate) fn run_indexer(engine: &Engine, stop: &AtomicBool) {
         let ended = SystemClock.now();
         let until = ended + (ended - begun) * RESTS;
         engine.index_bell.listen(None);
-        while !stop.load(Ordering::Acquire) && SystemClock.now() < until {
+        while !stop.load(Ordering::Acquire) && SystemClock.now() < until && !engine.is_index_overdue() {
             engine.index_bell.listen(Some(Duration::from_nanos(until.saturating_sub(SystemClock.now()))));
         }
     }
@@ -73,6 +73,11 @@ impl Engine {
                 uncovered >= many || self.is_index_bloated(names)
             }
         }
+    }
+
+    /// Whether the next open would replay so much that it is worth its time at once.
+    fn is_index_overdue(&self) -> bool {
+        self.tail.lock().usage.uncovered() >= 2 * MANY_OPS.max(self.slots.len() as u64 / SHARE_OF_NAMES)
     }
 
     /// Whether the index file is full of names that are gone.
