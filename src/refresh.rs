@@ -45,7 +45,7 @@ pub(crate) fn run_indexer(engine: &Engine, stop: &AtomicBool) {
         let begun = SystemClock.now();
         engine.refresh_index_if_due(false);
         let ended = SystemClock.now();
-        let until = ended + (ended - begun) * RESTS;
+        let until = ended + ended.saturating_sub(begun) * RESTS;
         engine.index_bell.listen(None);
         while !stop.load(Ordering::Acquire) && SystemClock.now() < until && !engine.is_index_overdue() {
             engine.index_bell.listen(Some(Duration::from_nanos(until.saturating_sub(SystemClock.now()))));
