@@ -79,9 +79,10 @@ impl Pool {
 
     fn take_excess(&self, most: u32) -> Option<Spare> {
         let mut ready = self.ready.lock();
-        let largest = (0..ready.len()).max_by_key(|&at| ready[at].listed.bytes)?;
+        // Of several the one that was made first: those that were used before have their blocks.
+        let largest = (0..ready.len()).rev().max_by_key(|&at| ready[at].listed.bytes)?;
         let is_excess = ready[largest].listed.bytes > most || ready.len() > RESERVE + 1;
-        (is_excess && ready.len() > RESERVE).then(|| ready.swap_remove(largest))
+        (is_excess && ready.len() > RESERVE).then(|| ready.remove(largest))
     }
 
     /// Removes the file of a retired segment.
