@@ -22,7 +22,7 @@ use crate::events;
 use crate::format::HEADER_BYTES;
 use crate::log::pool::Need;
 use crate::log::scan::Table;
-use crate::log::segment::{Segment, Segments};
+use crate::log::segment::Segment;
 use crate::log::usage::Used;
 use crate::space::Compactor;
 use crate::sync::{Arc, Ordering, thread};
@@ -326,7 +326,7 @@ impl Engine {
     fn prove(&self, id: SegmentId) -> Result<Option<(Arc<Segment>, Table)>> {
         let segment = {
             let guard = crossbeam_epoch::pin();
-            self.segments.get(Segments::slot(id), &guard).filter(|segment| segment.id == id).cloned()
+            self.segments.of(id, &guard).cloned()
         };
         segment.map(|segment| segment.prove()).transpose()
     }

@@ -191,10 +191,7 @@ impl Engine {
 
     /// Whether the name of `hash`, which this op had, is still its own.
     fn stands(&self, hash: u64, at: Location, guard: &Guard) -> bool {
-        let slot = Segments::slot(at.segment);
-        // Of two segments in one slot only one has this id, for ever.
-        self.slots.holds(hash, Segments::place(at), guard)
-            && self.segments.get(slot, guard).is_some_and(|segment| segment.id == at.segment)
+        self.slots.holds(hash, Segments::place(at), guard) && self.segments.of(at.segment, guard).is_some()
     }
 
     /// A little of the op that carries the newest state of a fence, found as [`Engine::fence`] does.

@@ -14,7 +14,7 @@ use crate::format::header::{End, Listed, StoreBlock};
 use crate::format::name;
 use crate::found::{Begun, load, table_of};
 use crate::index_file::{self, IndexFile, Known, replay_on};
-use crate::log::segment::{Body, Segment, Segments};
+use crate::log::segment::{Body, Segment};
 use crate::read_ahead::{Loaded, read_ahead};
 use crate::replay::Replay;
 use crate::sync::{Arc, AtomicBool, Ordering};
@@ -135,8 +135,8 @@ impl Engine {
         let block = self.pool.block();
         let guard = crossbeam_epoch::pin();
         let sealed = |listed: &Listed| {
-            let segment = self.segments.get(Segments::slot(listed.segment), &guard)?;
-            let is_sealed = segment.id == listed.segment && !matches!(segment.body, Body::Image(_));
+            let segment = self.segments.of(listed.segment, &guard)?;
+            let is_sealed = !matches!(segment.body, Body::Image(_));
             is_sealed.then(|| (*listed, segment.clone()))
         };
         let held = block.segments.iter().filter_map(sealed).collect();

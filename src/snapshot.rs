@@ -10,7 +10,7 @@ use crate::engine::{Engine, KeyspaceState, When};
 use crate::error::Result;
 use crate::format::frame::FRAME_HEADER_BYTES;
 use crate::index::KeyChunk;
-use crate::log::segment::{OpRef, Pinned, Segment, Segments};
+use crate::log::segment::{OpRef, Pinned, Segment};
 use crate::look_up::is_named;
 use crate::op::{Class, Kind};
 use crate::sync::{Arc, Mutex};
@@ -200,7 +200,7 @@ impl Engine {
             let found = self.version(keyspace, key, hash, when, &guard)?;
             let Some(found) = found.filter(|op| op.head.kind == Kind::Put) else { return Ok(None) };
             // If it is gone, what it held was carried elsewhere meanwhile.
-            if let Some(segment) = self.segments.get(Segments::slot(found.at.segment), &guard) {
+            if let Some(segment) = self.segments.of(found.at.segment, &guard) {
                 segment.check_value(&found)?;
                 return read(segment, &found).map(Some);
             }
@@ -247,9 +247,7 @@ impl Engine {
     ) -> Result<Option<Value>> {
         if let Some(at) = sighted.at {
             let guard = crossbeam_epoch::pin();
-            // Of two segments in one slot only one has this id, for ever.
-            let segment = self.segments.get(Segments::slot(at.segment), &guard);
-            if let Some(segment) = segment.filter(|segment| segment.id == at.segment) {
+            if let Some(segment) = self.segments.of(at.segment, &guard) {
                 let op = segment.op(at.offset)?;
                 if op.lsn <= lsn && is_named(&op, keyspace, Class::Key, key) {
                     if op.head.kind != Kind::Put {

@@ -9,7 +9,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::format::header::{Listed, SegmentHeader, StoreBlock};
 use crate::format::{HEADER_BYTES, name};
-use crate::log::segment::{Body, Pinned, Segment, Segments};
+use crate::log::segment::{Body, Pinned, Segment};
 use crate::storage::Storage;
 use crate::sync::Arc;
 use crate::types::Lsn;
@@ -118,11 +118,8 @@ impl Engine {
         let guard = crossbeam_epoch::pin();
         let mut held = Vec::new();
         for &listed in &block.segments {
-            let segment = self.segments.get(Segments::slot(listed.segment), &guard);
-            let sealed = |segment: &&Arc<Segment>| {
-                segment.id == listed.segment && !matches!(segment.body, Body::Image(_))
-            };
-            let Some(segment) = segment.filter(sealed) else { continue };
+            let sealed = |segment: &&Arc<Segment>| !matches!(segment.body, Body::Image(_));
+            let Some(segment) = self.segments.of(listed.segment, &guard).filter(sealed) else { continue };
             if follows(segment)? < lsn {
                 let hold = segment.hold();
                 let busy = || Error::io("holding a segment", io::ErrorKind::ResourceBusy.into());

@@ -416,16 +416,20 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_header_of_any_life_is_read_by_what_it_says_of_itself() {
-        let header = SegmentHeader {
+    fn a_header() -> SegmentHeader {
+        SegmentHeader {
             store_id: [7; 16],
             segment: SegmentId(9),
             bytes: 1 << 20,
             life: 11,
             counter: 4,
             before: an_end(),
-        };
+        }
+    }
+
+    #[test]
+    fn a_header_of_any_life_is_read_by_what_it_says_of_itself() {
+        let header = a_header();
         let salt = Salt::new(&[7; 16], SegmentId(9), 11);
         let (mut bytes, _) = header.encode(salt);
         assert_eq!(SegmentHeader::decode_any(&bytes), Some((header, salt)));
@@ -446,15 +450,7 @@ mod tests {
         assert!(SpareBlock::decode(&spare[..4095]).is_none() && SpareBlock::decode(&[0; 4096]).is_none());
         assert!(!SpareBlock::may_be(&spare, &[8; 16]) && !SpareBlock::was_marked(&[0; 4096]));
         assert!(!SegmentHeader::belongs_to(&spare, &[7; 16]), "it proves nothing about the list");
-        let header = SegmentHeader {
-            store_id: [7; 16],
-            segment: SegmentId(9),
-            bytes: 1 << 20,
-            life: 11,
-            counter: 4,
-            before: an_end(),
-        };
-        let (header, _) = header.encode(salt());
+        let (header, _) = a_header().encode(salt());
         for at in 0..=512 {
             for (first, second) in [(&spare, &header), (&header, &spare)] {
                 let torn = [&first[..at], &second[at..]].concat();

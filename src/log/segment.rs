@@ -344,10 +344,12 @@ impl Segments {
 
     /// The op at `at`, or `None` when its segment is gone: then nobody needs it any more.
     pub fn op<'g>(&self, at: Location, guard: &'g Guard) -> Result<Option<OpRef<'g>>> {
-        match self.get(Self::slot(at.segment), guard) {
-            Some(segment) if segment.id == at.segment => segment.op(at.offset).map(Some),
-            _ => Ok(None),
-        }
+        self.of(at.segment, guard).map(|segment| segment.op(at.offset)).transpose()
+    }
+
+    /// The segment of this id and no other in its slot: an id is never given twice.
+    pub fn of<'g>(&self, id: SegmentId, guard: &'g Guard) -> Option<&'g Arc<Segment>> {
+        self.get(Self::slot(id), guard).filter(|segment| segment.id == id)
     }
 
     /// Puts a segment into its slot, in place of its earlier form.
