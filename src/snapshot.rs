@@ -230,7 +230,7 @@ impl Engine {
                 *op = segment.bytes().get(start..).unwrap_or_default();
             }
         }
-        for at in [0, CACHE_LINE, 2 * CACHE_LINE] {
+        for at in [0, CACHE_LINE, 2 * CACHE_LINE, 3 * CACHE_LINE - 1] {
             touched ^= ops.iter().fold(0, |sum, op| sum ^ u64::from(op.get(at).copied().unwrap_or(0)));
         }
         black_box(touched);
