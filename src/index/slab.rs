@@ -21,6 +21,9 @@ const LARGE_PAGE_BYTES: usize = 2 << 20;
 /// As many tables as one large page holds.
 pub(crate) const SLAB_TABLES: usize = LARGE_PAGE_BYTES / size_of::<Table>();
 
+/// So few are not worth a mapping of their own, which costs more to make and to give back than they do.
+const FEW_TABLES: usize = 8;
+
 /// A table that nobody else can reach.
 pub(super) struct OwnedTable(NonNull<Table>);
 
@@ -30,6 +33,9 @@ unsafe impl Send for OwnedTable {}
 impl OwnedTable {
     /// So many without entries, about to be loaded: at most [`SLAB_TABLES`] fill one large page.
     pub fn slab(count: usize) -> io::Result<Vec<Self>> {
+        if count <= FEW_TABLES {
+            return Ok((0..count).map(|_| OwnedTable::from(Table::new(0))).collect());
+        }
         // All of a page, or it is made of small ones.
         let bytes = if count == SLAB_TABLES { LARGE_PAGE_BYTES } else { count * size_of::<Table>() };
         let mut memory = memory(bytes)?;
@@ -108,7 +114,8 @@ mod tests {
 
     #[test]
     fn the_last_table_of_a_slab_gives_it_back_whatever_the_order() {
-        let mut tables = OwnedTable::slab(3).unwrap();
+        let mut tables = OwnedTable::slab(FEW_TABLES + 1).unwrap();
+        tables.truncate(3);
         let slab = Arc::downgrade(tables[0].slab.as_ref().unwrap());
         assert!(tables.iter().all(|table| table.len() == 0 && table.places().next().is_none()));
         drop(tables.remove(1));
@@ -119,5 +126,6 @@ mod tests {
         drop(unsafe { OwnedTable::from_raw(raw) });
         assert_eq!(slab.strong_count(), 0);
         assert!(OwnedTable::from(Table::new(3)).slab.is_none());
+        assert!(OwnedTable::slab(FEW_TABLES).unwrap().iter().all(|table| table.slab.is_none()));
     }
 }
