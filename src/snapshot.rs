@@ -322,6 +322,11 @@ const FIRST_AHEAD: usize = 4;
 const CACHE_LINE: usize = 64;
 
 impl Ahead {
+    /// Whether anybody has asked at this end.
+    fn walks(&self) -> bool {
+        self.limit > 0
+    }
+
     /// Whether another chunk is to be copied; the last one was shorter than was asked for.
     fn is_used_up(&self) -> bool {
         self.next == self.keys.len() && self.keys.len() == self.limit
@@ -366,8 +371,8 @@ impl Walk {
             }
             let engine = &self.pin.engine;
             let Some((key, sighted)) = self.front.peek(engine, &self.keyspace) else { return Ok(None) };
-            // The other end may have come past the keys that were copied ahead.
-            if is_beyond(key, &self.to) {
+            // The other end, once it walks, may have come past the keys that were copied ahead.
+            if self.back.walks() && is_beyond(key, &self.to) {
                 return Ok(None);
             }
             // An error leaves the walk where it is, so that it is returned again.
@@ -392,7 +397,7 @@ impl Walk {
             }
             let engine = &self.pin.engine;
             let Some((key, sighted)) = self.back.peek(engine, &self.keyspace) else { return Ok(None) };
-            if is_before(key, &self.from) {
+            if self.front.walks() && is_before(key, &self.from) {
                 return Ok(None);
             }
             // An error leaves the walk where it is, so that it is returned again.
