@@ -546,6 +546,34 @@ fn a_list_from_before_the_last_open_is_named() {
     assert_eq!(damaged.image_hash(), before);
 }
 
+/// The newest segment is sealed, and the power fails before the list says so: its seal alone tells that the last frame
+/// was durable, whatever became of it since.
+#[test]
+fn a_damaged_last_frame_is_named_though_the_list_does_not_know_its_seal() {
+    const LAST: &[u8] = b"what was written last of all";
+    let disk = SimDisk::new();
+    let db = open(&disk, &ManualClock::new(), 1).unwrap();
+    write(&db, |_| false);
+    db.keyspace(SPACES[5].0, options(5)).unwrap().put(token(9), b"c", LAST).unwrap();
+    let list = disk.read_file("STORE").unwrap();
+    db.close().unwrap();
+    let sealed = disk.crash(Crash::None, 0);
+    let whole = state_of(&sealed);
+    sealed.write_file("STORE", &list);
+    assert_eq!(state_of(&sealed.kill()), whole);
+
+    let place = |name: &String| {
+        let bytes = sealed.read_file(name).unwrap();
+        bytes.windows(LAST.len()).position(|window| window == LAST)
+    };
+    let segments = sealed.file_names().into_iter().filter(|name| name.ends_with(".seg"));
+    let (name, at) = segments.filter_map(|name| place(&name).map(|at| (name, at))).next().unwrap();
+    sealed.flip_bit(&name, at as u64, 3);
+    for result in [open(&sealed, &ManualClock::new(), 2), read_only(&sealed, ReadMode::Map)] {
+        assert!(matches!(&result, Err(Error::Corrupt { file, .. }) if *file == name), "{result:?}");
+    }
+}
+
 #[test]
 fn files_of_another_store_are_named() {
     let subject = closed();
