@@ -313,7 +313,8 @@ fn render(source: &str, range: Range<usize>, mutants: &[(usize, &Mutant)]) -> St
             text = match mutant.kind {
                 Kind::Expression => format!("(if {on} {{ {changed} }} else {{ {text} }})"),
                 Kind::Body => format!("{text} if {on} {{ {changed} }}"),
-                Kind::Statement => format!("if !{on} {{ /*<{number}*/ {text} /*{number}>*/ }}"),
+                // The condition too: the compiler points at it, where the statement is what sets a name.
+                Kind::Statement => format!("/*<{number}*/ if !{on} {{ {text} }} /*{number}>*/"),
             };
         }
         out.push_str(&text);
@@ -369,5 +370,7 @@ mod tests {
             assert_eq!(at(&seeded, inside), Some(number));
         }
         assert_eq!(at(&seeded, seeded.len() - 1), None);
+        let condition = seeded.find("!crate::seeded::is(").unwrap();
+        assert_eq!(at(&seeded, condition), Some(3), "g() is left out under that");
     }
 }
