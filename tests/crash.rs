@@ -435,3 +435,72 @@ fn a_store_opens_with_no_free_byte() {
         tidewall::Options::new().storage(read_only).read_only().open("sim").expect("so does reading");
     }
 }
+
+// What an open makes of what a crash left.
+
+/// A store in which a frame was written and not synced when its process was killed.
+fn killed_before_a_sync() -> SimDisk {
+    let disk = SimDisk::new();
+    let space = rows(&open(&disk, &ManualClock::new(), 2).unwrap());
+    space.put(token(2), b"a/1", &[1; 900]).unwrap();
+    disk.stop_at(disk.calls() + 1);
+    assert!(space.put(token(3), b"a/2", &[2; 3000]).is_err());
+    let killed = disk.kill();
+    assert!(killed.pending_sectors() > 4, "the frame is written");
+    killed
+}
+
+/// The seal that a recovery writes proves the frames that it found: never the one without the others.
+#[test]
+fn the_seal_of_a_recovery_never_outlives_the_frames() {
+    let base = killed_before_a_sync();
+    let recovered = base.kill();
+    open(&recovered, &ManualClock::new(), 3).expect("nothing fails");
+    for call in 0..recovered.calls() {
+        let disk = base.kill();
+        disk.stop_at(call);
+        assert!(open(&disk, &ManualClock::new(), 3).is_err());
+        for (crash, seed) in CRASHES.into_iter().flat_map(|crash| (0..8).map(move |seed| (crash, seed))) {
+            let image = disk.crash(crash, seed);
+            let _trying = Trying(move || format!("power off at call {call}, {crash:?} with seed {seed}"));
+            let db = open(&image, &ManualClock::new(), 6).expect("a crash must open by itself");
+            assert_eq!(rows(&db).get(b"a/1").unwrap().unwrap().bytes(), &[1; 900]);
+        }
+    }
+}
+
+#[test]
+fn a_torn_tail_is_told_and_cut_and_its_room_is_given_back() {
+    const TORN: usize = 100;
+    let disk = killed_before_a_sync();
+    let mut bytes = disk.read_file("000001.seg").unwrap();
+    let end = bytes.iter().rposition(|&byte| byte != 0).unwrap() + 1;
+    bytes[end + 8..end + 8 + TORN].fill(0xaa);
+    disk.write_file("000001.seg", &bytes);
+    let segment_bytes = || segments(&disk).values().map(|bytes| bytes.len() as u64).sum::<u64>();
+    let before = segment_bytes();
+    // Without index files, which count as well.
+    for (seed, cut) in [(3, TORN as u64..=TORN as u64 + 8), (6, 0..=0)] {
+        let db = open(&disk, &ManualClock::new(), seed).unwrap();
+        assert!(cut.contains(&db.report().cut_bytes), "{:?}", db.report());
+        assert!(segment_bytes() < before && segments(&disk)["000001.seg"].len() < end + 200);
+        assert_eq!(db.stats().disk_bytes, segment_bytes());
+    }
+}
+
+/// A file that was made and not yet listed when the process was killed, or struck out and not yet removed.
+#[test]
+fn what_the_list_does_not_name_is_removed() {
+    let disk = SimDisk::new();
+    let db = open(&disk, &ManualClock::new(), 2).unwrap();
+    begin(&rows(&db));
+    drop(db);
+    let marked = segments(&disk).into_values().find(|bytes| bytes[4096..].iter().all(|&byte| byte == 0));
+    let marked = marked.expect("there is a spare");
+    assert!(marked[..4096].iter().any(|&byte| byte != 0), "it says whose it is");
+    let whole = segments(&disk).len();
+    disk.write_file("000077.seg", &vec![0; 16 << 10]);
+    disk.write_file("000078.seg", &marked);
+    open(&disk, &ManualClock::new(), 3).unwrap();
+    assert_eq!(segments(&disk).len(), whole, "{:?}", disk.file_names());
+}
