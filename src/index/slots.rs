@@ -536,6 +536,23 @@ mod tests {
         assert!(bytes < 100_000 * 24, "{bytes} bytes");
     }
 
+    /// A line of the two tables held more entries than one line can. What found no slot was spilled, and a search
+    /// ended at the twin line, which had never been full: the key was gone.
+    #[test]
+    fn two_tables_that_become_one_lose_no_entry_of_a_line_that_overflows() {
+        let (slots, mut writer) = slots();
+        // All in one line, half of them in either table.
+        let hash = |n: u32| u64::from(n & 1) << 63 | mix(n.into()) << 9 >> 1 & !511 | 5;
+        (0..12).for_each(|n| writer.insert(hash(n), place(n)));
+        let others = 100..4000;
+        others.clone().for_each(|n| writer.insert(mix(n.into()), place(n)));
+        let split = slots.heap_bytes();
+        others.for_each(|n| assert!(writer.remove(mix(n.into()), place(n))));
+        assert!(slots.heap_bytes() < split, "they were merged");
+        (0..12).for_each(|n| assert!(holds(&slots, hash(n), place(n)), "{n} is lost"));
+        assert_eq!(slots.len(), 12);
+    }
+
     #[test]
     fn equal_hashes_do_not_make_the_directory_grow() {
         let (slots, mut writer) = slots();

@@ -116,6 +116,12 @@ impl Line {
         self.words().any(|word| word == EMPTY)
     }
 
+    /// Makes it a line that was full once.
+    fn close(&self) {
+        let empty = self.0.iter().filter(|slot| slot.load(Ordering::Relaxed) == EMPTY);
+        empty.for_each(|slot| slot.store(VACATED, Ordering::Relaxed));
+    }
+
     /// The first slot that holds `word`.
     fn slot(&self, word: u64) -> Option<&AtomicU64> {
         self.0.iter().find(|slot| slot.load(Ordering::Relaxed) == word)
@@ -303,24 +309,24 @@ impl Table {
     }
 
     /// The table of which these two are the halves. An entry keeps its line, as in a split; which of the two
-    /// lines of its hash that is nobody knows, so one that finds no slot there is spilled.
+    /// lines of its hash that is nobody knows, so one that finds no slot there is spilled, and then no line of
+    /// the table is open: a search that ended at the other line would not meet it.
     pub(super) fn merged(halves: [&Table; 2]) -> Box<Table> {
         let table = Table::new(halves[0].depth - 1);
+        let mut overflows = false;
         for (n, line) in table.lines.iter().enumerate() {
-            let was_full = halves.iter().any(|half| !half.lines[n].is_open());
             for word in halves.iter().flat_map(|half| half.lines[n].words()).filter(|&word| is_entry(word)) {
                 if line.try_put(word) {
                     add_one(&table.used);
                 } else {
                     table.spill(word);
+                    overflows = true;
                 }
             }
-            if was_full {
-                line.0.iter().for_each(|slot| {
-                    if slot.load(Ordering::Relaxed) == EMPTY {
-                        slot.store(VACATED, Ordering::Relaxed);
-                    }
-                });
+        }
+        for (n, line) in table.lines.iter().enumerate() {
+            if overflows || halves.iter().any(|half| !half.lines[n].is_open()) {
+                line.close();
             }
         }
         for half in halves {
