@@ -28,6 +28,10 @@ fn an_idle_store_proves_its_last_group_once() {
     assert!(rows(&killed).get(b"key").unwrap().is_some(), "a read-only open shows what is proven");
     thread::sleep(Duration::from_millis(200));
     assert_eq!(db.last_lsn().get(), lsn.get() + 1);
+    assert_eq!(db.stats().group_writes.count, 2, "no writer waited for the idle one");
+    // The committer sleeps without an end by now, and has to be told that there is something to prove.
+    let lsn = rows(&db).put(token(1), b"key", b"again").unwrap();
+    until(|| db.last_lsn() > lsn);
 }
 
 /// D1 with company: each thread's writes are in its order, and all are there after reopening.
