@@ -163,6 +163,7 @@ impl List {
         let capacity = bytes.next_power_of_two();
         match write_new(&*self.storage, &block, capacity, self.name) {
             Ok(file) => {
+                self.written += 2 * (capacity + bytes) as u64;
                 (self.file, self.block, self.capacity, self.first) = (file, block, capacity, 0);
                 Ok(())
             }

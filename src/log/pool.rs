@@ -75,7 +75,7 @@ pub(crate) struct Pool {
     listed_bytes: AtomicU64,
     /// Bytes of segments that are struck out of the list, and whose files are still there.
     pub(super) retired_bytes: AtomicU64,
-    /// Bytes of zeros written, and of the list.
+    /// Bytes of zeros and marks written, and of the list.
     pub(super) zeros: AtomicU64,
     list_written: AtomicU64,
     /// How many segments are listed.
@@ -282,6 +282,7 @@ impl Pool {
         }
         // Before it is listed, and with the same sync: from then on zeros in front of it are damage.
         file.write_all_at(&mark, 0)?;
+        self.zeros.fetch_add(mark.len() as u64, Ordering::Relaxed);
         file.sync_data()?;
         self.storage.sync_dir()?;
         Ok(file)
@@ -354,7 +355,7 @@ impl Pool {
         self.listed_bytes.load(Ordering::Relaxed) + self.retired_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes of zeros written, and of the list.
+    /// Bytes of zeros and marks written, and of the list.
     pub fn written_bytes(&self) -> u64 {
         self.zeros.load(Ordering::Relaxed) + self.list_written.load(Ordering::Relaxed)
     }
