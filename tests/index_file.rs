@@ -427,3 +427,29 @@ fn keys_are_put_in_order_while_others_write() {
         db.close().unwrap();
     }
 }
+
+/// The store's own thread is told of every segment that is sealed, also once it sleeps without an end.
+#[test]
+fn an_index_file_is_written_while_the_store_is_open() {
+    let disk = SimDisk::new();
+    let db = Options::new()
+        .storage(disk.clone())
+        .segment_bytes(16 << 10)
+        .compaction(false)
+        .index_every(1)
+        .open("sim")
+        .unwrap();
+    let space = rows(&db);
+    let mut last = None;
+    for round in 0..3u8 {
+        for n in 0..25u8 {
+            space.put(token(1), &[round, n], &[n; 900]).unwrap();
+        }
+        // The one before may still be there beside it.
+        let newest = || disk.file_names().into_iter().filter(|name| is_index(name)).max();
+        while newest() <= last {
+            std::thread::yield_now();
+        }
+        last = newest();
+    }
+}
