@@ -282,9 +282,9 @@ impl Pool {
         }
         // Before it is listed, and with the same sync: from then on zeros in front of it are damage.
         file.write_all_at(&mark, 0)?;
-        self.zeros.fetch_add(mark.len() as u64, Ordering::Relaxed);
         file.sync_data()?;
         self.storage.sync_dir()?;
+        self.zeros.fetch_add(mark.len() as u64, Ordering::Relaxed);
         Ok(file)
     }
 
