@@ -8,8 +8,8 @@
 //! | S1, S2 snapshots and iterators | `snapshots.rs` |
 //! | F2, L1, L2, D1, S1 under threads | `threads.rs` |
 //!
-//! Not reachable yet, so not here: C1–C4 (no compaction), exclusive floors (nothing folds marks),
-//! `NeedsFloor` (nothing restores), `Require::Live`, waiters and slots.
+//! Elsewhere: C1–C4 and folded marks in `tests/compact`, copies in `tests/checkpoint.rs`, waiters and slots in
+//! `tests/lease_passing.rs` and `tests/lease_slots.rs`.
 
 #[path = "../store/mod.rs"]
 #[macro_use]
@@ -17,7 +17,10 @@ mod store;
 
 mod durable;
 mod fences;
+#[path = "../support/gate.rs"]
 mod gate;
 mod leases;
 mod snapshots;
 mod threads;
+#[path = "../support/watched.rs"]
+mod watched;

@@ -2,6 +2,7 @@
 
 use crate::gate::Gate;
 use crate::store::{secs, token};
+use crate::watched::Watched;
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::pin;
@@ -160,8 +161,9 @@ fn l5_no_lease_below_a_floor_is_handed_out_after_the_floor_was_raised() {
 }
 
 fn gated(in_flight: u64) -> (Gate, Db) {
-    let gate = Gate::new();
-    let options = Options::new().storage(gate.clone()).segment_bytes(1 << 20).in_flight_bytes(in_flight);
+    let gate = Gate::default();
+    let options =
+        Options::new().storage(Watched::by(&gate)).segment_bytes(1 << 20).in_flight_bytes(in_flight);
     (gate, options.open("gate").unwrap())
 }
 

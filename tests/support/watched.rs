@@ -1,37 +1,37 @@
-//! A disk whose syncs wait at a gate, so that a test can look at what is on its way.
+//! The simulated disk with somebody beside it who is told of writes and syncs.
 
+use std::fmt::Debug;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use tidewall::storage::{Access, File, Mapping, SimDisk, Storage};
 
-#[derive(Clone, Debug)]
-pub struct Gate {
+pub trait Watch: Clone + Debug + Send + Sync + 'static {
+    /// Data is about to be synced, and is when this returns.
+    fn before_sync(&self) {}
+
+    /// So many bytes were written.
+    fn after_write(&self, _bytes: usize) {}
+}
+
+#[derive(Debug)]
+pub struct Watched<W> {
     disk: SimDisk,
-    shut: Arc<(Mutex<bool>, Condvar)>,
+    watch: W,
 }
 
-impl Gate {
-    pub fn new() -> Self {
-        Gate { disk: SimDisk::new(), shut: Arc::default() }
-    }
-
-    pub fn shut(&self) {
-        *self.shut.0.lock().unwrap() = true;
-    }
-
-    pub fn open_up(&self) {
-        *self.shut.0.lock().unwrap() = false;
-        self.shut.1.notify_all();
+impl<W: Watch> Watched<W> {
+    pub fn by(watch: &W) -> Self {
+        Watched { disk: SimDisk::new(), watch: watch.clone() }
     }
 }
 
-impl Storage for Gate {
+impl<W: Watch> Storage for Watched<W> {
     fn lock(&self, name: &str) -> io::Result<Box<dyn Send + Sync>> {
         self.disk.lock(name)
     }
 
     fn open(&self, name: &str, access: Access) -> io::Result<Arc<dyn File>> {
-        Ok(Arc::new(Gated { file: self.disk.open(name, access)?, shut: self.shut.clone() }))
+        Ok(Arc::new(WatchedFile { file: self.disk.open(name, access)?, watch: self.watch.clone() }))
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
@@ -51,31 +51,29 @@ impl Storage for Gate {
     }
 
     fn describe(&self) -> String {
-        "gate".to_owned()
+        "a disk that is watched".to_owned()
     }
 }
 
 #[derive(Debug)]
-struct Gated {
+struct WatchedFile<W> {
     file: Arc<dyn File>,
-    shut: Arc<(Mutex<bool>, Condvar)>,
+    watch: W,
 }
 
-impl File for Gated {
+impl<W: Watch> File for WatchedFile<W> {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         self.file.read_at(buf, offset)
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
-        self.file.write_at(buf, offset)
+        let written = self.file.write_at(buf, offset)?;
+        self.watch.after_write(written);
+        Ok(written)
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        let mut shut = self.shut.0.lock().unwrap();
-        while *shut {
-            shut = self.shut.1.wait(shut).unwrap();
-        }
-        drop(shut);
+        self.watch.before_sync();
         self.file.sync_data()
     }
 
