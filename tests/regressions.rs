@@ -581,3 +581,30 @@ fn a_disk_on_which_every_name_is_taken_gives_an_error() {
         assert_eq!(external(&start(&disk, 2)).mark(b"key").unwrap().unwrap().get(), 100);
     }
 }
+
+/// A value may outlive its store. The next opening knew nothing of it, used the file again that it pointed into,
+/// and its bytes changed under whoever read them: in safe code, and silently.
+#[test]
+fn a_value_keeps_its_bytes_when_the_store_is_opened_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || Options::new().segment_bytes(64 << 10).open(dir.path()).unwrap();
+    let load = |db: &Db, fill: u8| {
+        for n in 0..40u8 {
+            external(db).put(token(1), &[n], &[fill; 8000]).unwrap();
+        }
+    };
+    load(&open(), 1);
+    // Sealed, and read through a map of the file.
+    let db = open();
+    let (values, snapshot): (Vec<_>, _) =
+        ((0..40u8).map(|n| external(&db).get(&[n]).unwrap().unwrap()).collect(), db.snapshot());
+    assert!(db.stats().pinned_values > 30);
+    db.close().unwrap();
+    let db = open();
+    for fill in 2..30 {
+        load(&db, fill);
+    }
+    assert!(db.stats().retired_segments > 20);
+    assert!(values.iter().all(|value| value.iter().all(|&byte| byte == 1)));
+    drop(snapshot);
+}

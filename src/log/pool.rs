@@ -71,6 +71,8 @@ pub(crate) struct Pool {
     fixed_bytes: Option<u32>,
     asked: Asked,
     pub(super) entropy: Entropy,
+    /// Segments from this id on are of this opening.
+    pub(super) first_own: SegmentId,
     /// Bytes of all listed segments, so that asking for them never waits for a segment in the making.
     listed_bytes: AtomicU64,
     /// Bytes of segments that are struck out of the list, and whose files are still there.
@@ -120,6 +122,7 @@ impl Pool {
     pub fn new(storage: Arc<dyn Storage>, list: List, ready: Vec<Spare>, options: &Options) -> Self {
         let listed_bytes = AtomicU64::new(listed_bytes(&list));
         let segments = AtomicU64::new(list.block().segments.len() as u64);
+        let first_own = SegmentId(list.block().next_segment);
         Pool {
             storage,
             list: Mutex::new(list),
@@ -128,6 +131,7 @@ impl Pool {
             fixed_bytes: options.segment_bytes,
             asked: Asked::default(),
             entropy: options.entropy.clone(),
+            first_own,
             listed_bytes,
             retired_bytes: AtomicU64::new(0),
             zeros: AtomicU64::new(0),

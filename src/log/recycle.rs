@@ -46,6 +46,9 @@ impl Pool {
             && file.len().is_ok_and(|len| len == retired.bytes as u64);
         // Upholds C2: what a checkpoint has a name for is not written again.
         let fits = fits && file.is_shared().is_ok_and(|shared| !shared);
+        // Upholds C2 too: a value from an earlier opening may point into it, which nobody here knows of; its bytes
+        // stay for as long as that value when the file is removed.
+        let fits = fits && retired.segment >= self.first_own;
         if enough || !fits || list.check().is_err() {
             drop(file);
             self.remove(retired);
