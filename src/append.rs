@@ -21,7 +21,7 @@ use crate::log::scan::Table;
 use crate::log::segment::{Body, Segment, Segments};
 use crate::log::usage::{Usage, Weight};
 use crate::op::{Class, Kind, Links, Op};
-use crate::options::{MAX_SEGMENT_BYTES, Scope};
+use crate::options::{MAX_SEGMENT_BYTES, Scope, Tokens};
 use crate::sync::{Arc, Ordering};
 use crate::types::{Location, Lsn, MAX_BATCH_BYTES, SegmentId};
 use crossbeam_epoch::Guard;
@@ -270,7 +270,9 @@ impl Engine {
         self.counters.writes.fetch_add(1, Ordering::Relaxed);
         // Upholds L5: a lease is over when the mark of its fence has passed its token.
         for (fence, view) in write.fences.iter().zip(&work.views) {
-            if fence.token.get() > view.state.mark {
+            // A keyspace whose tokens come from elsewhere grants none.
+            let has_leases = fence.keyspace.options.tokens == Tokens::Store;
+            if has_leases && fence.token.get() > view.state.mark {
                 self.leases.end_fence_below(fence.keyspace.id, fence.name, fence.token);
             }
         }
