@@ -252,7 +252,11 @@ impl Engine {
                 point(tail, change.hash, version.map(|version| version.at), at);
                 if let Some(version) = version {
                     tail.usage.remove(version.at, version.weight);
-                    tail.usage.bury(version.at);
+                    if version.is_state {
+                        tail.usage.bury(version.at);
+                    } else {
+                        tail.usage.bury_whole(version.at);
+                    }
                 }
                 self.note_presence(tail, change, version.is_some_and(|version| version.is_put), lsn);
             }

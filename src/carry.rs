@@ -31,10 +31,12 @@ use crate::types::{Location, Lsn, SegmentId};
 use crossbeam_epoch::Guard;
 use std::collections::HashSet;
 
-/// A segment that is being compacted, every byte of it proven.
+/// A segment that is being compacted, all of it proven that may be needed.
 pub(crate) struct Victim {
     pub segment: Arc<Segment>,
     pub table: Table,
+    /// The offsets of ops that nobody needs, in order: they are passed over.
+    pub buried: Vec<u32>,
     /// No older segment holds a version that one of its deletes covers.
     pub is_oldest: bool,
 }
@@ -44,11 +46,26 @@ impl Victim {
         self.segment.id
     }
 
+    /// All ops but the buried ones.
     pub fn ops(&self) -> impl Iterator<Item = Result<OpRef<'_>>> {
-        Table::offsets(self.table.bytes()).map(|offset| match offset {
+        let mut buried = self.buried.iter().copied().peekable();
+        let mut is_buried = move |offset| {
+            while buried.next_if(|&before| before < offset).is_some() {}
+            buried.peek() == Some(&offset)
+        };
+        let offsets = Table::offsets(self.table.bytes());
+        offsets.filter(move |offset| !offset.is_some_and(&mut is_buried)).map(|offset| match offset {
             Some(offset) => self.segment.op(offset),
             None => Err(self.segment.corrupt(0, "the key table points nowhere")),
         })
+    }
+
+    /// Verifies them: what does not verify is never carried elsewhere.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn verify(&self) -> Result<()> {
+        self.ops().try_for_each(|op| self.segment.check_value(&op?))
     }
 }
 
@@ -97,6 +114,43 @@ const CHUNK_BYTES: u32 = 32 << 10;
 type Found<'a> = (&'a Victim, OpRef<'a>);
 
 impl Engine {
+    /// A segment with what may be needed of it proven. What was superseded is not even read, where the key table
+    /// is there to tell the one from the other.
+    pub fn victim(&self, id: SegmentId) -> Result<Option<Victim>> {
+        let (taken, mut buried) = {
+            let mut tail = self.tail.lock();
+            (tail.usage.get(id).and_then(|used| used.sealed), tail.usage.take_buried(id))
+        };
+        let segment = self.segment(id);
+        let table = match (&segment, taken) {
+            (Some(segment), Some(taken)) => segment.table(taken)?,
+            _ => None,
+        };
+        let (Some(segment), Some(table)) = (segment, table) else { return self.prove(id) };
+        buried.sort_unstable();
+        let victim = Victim { segment, table, buried, is_oldest: false };
+        debug_assert!(self.is_nothing_missed(&victim));
+        victim.verify()?;
+        Ok(Some(victim))
+    }
+
+    /// Whether nobody needs what a victim passes over, as far as that can be read.
+    fn is_nothing_missed(&self, victim: &Victim) -> bool {
+        let ops = victim.buried.iter().filter_map(|&offset| victim.segment.op(offset).ok());
+        ops.into_iter().all(|op| !self.may_be_needed(&op))
+    }
+
+    /// A segment with every byte of it proven.
+    pub fn prove(&self, id: SegmentId) -> Result<Option<Victim>> {
+        let proven = self.segment(id).map(|segment| segment.prove()).transpose()?;
+        Ok(proven.map(|(segment, table)| Victim { segment, table, buried: Vec::new(), is_oldest: false }))
+    }
+
+    pub fn segment(&self, id: SegmentId) -> Option<Arc<Segment>> {
+        let guard = crossbeam_epoch::pin();
+        self.segments.of(id, &guard).cloned()
+    }
+
     /// Carries what is needed of segments to the end of the log. `needed`: the hashes of keys whose delete
     /// must stay, if that was looked up; else only the oldest segment lets its deletes go. Stops behind the frame
     /// that makes it `limit` bytes; answers how many segments hold nothing needed any more.

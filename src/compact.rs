@@ -253,8 +253,7 @@ impl Engine {
     }
 
     fn needed_bytes(&self, id: SegmentId) -> Result<u64> {
-        let Some((segment, table)) = self.prove(id)? else { return Ok(0) };
-        let victim = Victim { segment, table, is_oldest: false };
+        let Some(victim) = self.prove(id)? else { return Ok(0) };
         victim.ops().try_fold(0, |sum, op| {
             let op = op?;
             let bytes = op.head.len() as u64 + u64::from(Table::ENTRY_BYTES);
@@ -293,9 +292,11 @@ impl Engine {
                 used.is_done = true;
             }
         }
-        drop(tail);
         // Or it would wait for itself.
-        drop(victims);
+        for victim in victims.into_iter().skip(done) {
+            tail.usage.give_back_buried(victim.id(), victim.buried);
+        }
+        drop(tail);
         compactor.drained.push((ids, end));
         self.retire_drained(compactor)
     }
@@ -306,10 +307,10 @@ impl Engine {
         let mut victims = Vec::with_capacity(chosen.len());
         let certain = chosen.len() - usize::from(deletes == Deletes::Oldest);
         for (at, &id) in chosen.iter().enumerate() {
-            match self.prove(id) {
-                Ok(Some((segment, table))) => {
+            match self.victim(id) {
+                Ok(Some(victim)) => {
                     let is_oldest = at < certain && self.is_oldest(id, &chosen[..certain]);
-                    victims.push(Victim { segment, table, is_oldest })
+                    victims.push(Victim { is_oldest, ..victim })
                 }
                 Ok(None) => {}
                 Err(error) => {
@@ -321,14 +322,6 @@ impl Engine {
             }
         }
         Ok(victims)
-    }
-
-    fn prove(&self, id: SegmentId) -> Result<Option<(Arc<Segment>, Table)>> {
-        let segment = {
-            let guard = crossbeam_epoch::pin();
-            self.segments.of(id, &guard).cloned()
-        };
-        segment.map(|segment| segment.prove()).transpose()
     }
 
     /// Whether all that is older than a segment, and is not chosen with it, is needed: then no delete in it
@@ -347,10 +340,7 @@ impl Engine {
             let others = tail.usage.iter().filter(|used| used.dead > 0 && used.sealed.is_some());
             others.map(|used| used.id).filter(|id| !chosen.contains(id)).collect()
         };
-        let proven = ids.into_iter().filter_map(|id| self.prove(id).transpose());
-        proven
-            .map(|found| found.map(|(segment, table)| Victim { segment, table, is_oldest: false }))
-            .collect()
+        ids.into_iter().filter_map(|id| self.prove(id).transpose()).collect()
     }
 
     /// Makes everything durable that was carried, then a frame that says so, behind the victims. Without it the
@@ -525,6 +515,75 @@ mod tests {
         assert_eq!(engine.counters.retired.load(Ordering::Relaxed), retired);
         // The same garbage is worth a round to one that finds no room.
         assert!(engine.compact_some(Who::Writer).unwrap());
+    }
+
+    /// What was superseded is not read, so it may rot; what may be needed is not let go of when it has.
+    #[test]
+    fn only_what_may_be_needed_has_to_verify() {
+        for (rotten, is_needed) in [(&b"superseded"[..], false), (b"still there", true)] {
+            let disk = SimDisk::new();
+            let options = Options::new().storage(disk.clone()).without_threads().deterministic(1);
+            let db = options.segment_bytes(16 << 10).compaction(false).open("sim").unwrap();
+            let rows = db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap();
+            let token = Token::new(1).unwrap();
+            for key in [&b"superseded"[..], b"still there", b"superseded"] {
+                rows.put(token, key, b"value").unwrap();
+            }
+            let engine = &db.shared.engine;
+            let segment = engine.tail.lock().active.as_ref().unwrap().segment.id;
+            let file = crate::format::name::segment(segment);
+            let bytes = disk.read_file(&file).unwrap();
+            let at = bytes.windows(rotten.len()).position(|bytes| bytes == rotten).unwrap();
+            disk.flip_bit(&file, at as u64, 0);
+            engine.seal_active().unwrap();
+            for _ in 0..2 {
+                let round = engine.round(&mut engine.compactor.lock(), &[segment], Deletes::Oldest);
+                assert_eq!(round.is_err(), is_needed, "{round:?}");
+                if is_needed {
+                    let is_done = engine.tail.lock().usage.of(segment).unwrap().is_done;
+                    assert!(is_done && engine.segment(segment).is_some(), "left alone");
+                } else {
+                    assert!(engine.segment(segment).is_none());
+                    assert_eq!(&*rows.get(b"still there").unwrap().unwrap(), b"value");
+                    break;
+                }
+            }
+        }
+    }
+
+    /// A round may end within a victim. The next one passes over the same ops.
+    #[test]
+    fn what_was_superseded_is_known_to_the_next_round_as_well() {
+        let options = Options::new().storage(SimDisk::new()).without_threads().deterministic(1);
+        let db = options.segment_bytes(16 << 10).compaction(false).open("sim").unwrap();
+        let rows = db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap();
+        let engine = &db.shared.engine;
+        let mut segments = Vec::new();
+        for part in 0..4 {
+            for n in 0..20u8 {
+                for _ in 0..1 + n % 5 / 4 {
+                    rows.put(Token::new(1).unwrap(), &[part, n], &[7; 400]).unwrap();
+                }
+            }
+            segments.push(engine.tail.lock().active.as_ref().unwrap().segment.id);
+            engine.seal_active().unwrap();
+        }
+        let buried = |id| {
+            let mut tail = engine.tail.lock();
+            let taken = tail.usage.take_buried(id);
+            tail.usage.give_back_buried(id, taken.clone());
+            taken
+        };
+        let before: Vec<_> = segments.iter().map(|&id| buried(id)).collect();
+        assert!(before.iter().all(|buried| buried.len() == 4), "{before:?}");
+        engine.round(&mut engine.compactor.lock(), &segments, Deletes::Oldest).unwrap();
+        let stay: Vec<_> =
+            segments.iter().zip(before).filter(|(id, _)| engine.segment(**id).is_some()).collect();
+        assert!(!stay.is_empty() && stay.len() < segments.len(), "the round ended within: {stay:?}");
+        for (&id, before) in stay {
+            let after = buried(id);
+            assert!(before.iter().all(|offset| after.contains(offset)));
+        }
     }
 
     /// A scan counted 47 bytes more than an index file in one image of a campaign: the newest state of a fence was

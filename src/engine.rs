@@ -82,17 +82,24 @@ pub(crate) struct Work {
 pub(crate) struct Version {
     pub at: Location,
     pub is_put: bool,
+    /// The op sets the state of a fence as well.
+    pub is_state: bool,
     pub weight: Weight,
 }
 
 impl Version {
     pub fn of(op: &OpRef<'_>) -> Self {
-        Version { at: op.at, is_put: op.head.kind == Kind::Put, weight: Weight::of(&op.head) }
+        Version {
+            at: op.at,
+            is_put: op.head.kind == Kind::Put,
+            is_state: op.head.fence().is_some(),
+            weight: Weight::of(&op.head),
+        }
     }
 
     pub fn seen(op: &Glance) -> Self {
         let weight = Weight::new(op.kind, op.is_moved, op.len);
-        Version { at: op.at, is_put: op.kind == Kind::Put, weight }
+        Version { at: op.at, is_put: op.kind == Kind::Put, is_state: op.is_state, weight }
     }
 }
 

@@ -6,14 +6,14 @@
 //! Read next: `recover.rs`.
 
 use crate::error::{Error, Result};
-use crate::format::header::{End, Listed, SEAL_BYTES, Seal, SegmentHeader, SpareBlock, StoreBlock};
+use crate::format::header::{End, Listed, Seal, SegmentHeader, SpareBlock, StoreBlock};
 use crate::format::salt::Salt;
 use crate::format::{HEADER_BYTES, name};
 use crate::index_file::Known;
 use crate::log::guard::Pins;
 use crate::log::pool::Spare;
 use crate::log::scan::{Start, Table, has_frames, holds_frame, scan};
-use crate::log::segment::{Body, Segment};
+use crate::log::segment::{Body, Segment, read_seal, read_table};
 use crate::options::Options;
 use crate::storage::{Access, File, Mapping, Storage};
 use crate::sync::Arc;
@@ -153,23 +153,13 @@ fn frames_of_another_life(file: &dyn File, len: usize, head: &[u8], file_name: &
     Ok((frames > 0).then_some(lsn))
 }
 
-pub(crate) fn read_seal(file: &dyn File, len: usize, salt: Salt) -> io::Result<Option<Seal>> {
-    let Some(offset) = len.checked_sub(SEAL_BYTES) else { return Ok(None) };
-    let mut bytes = [0; SEAL_BYTES];
-    file.read_exact_at(&mut bytes, offset as u64)?;
-    Ok(Seal::decode(&bytes, salt, offset as u32))
-}
-
 pub(crate) fn table_of(segment: &Begun, warnings: &mut Vec<String>) -> Result<(End, Table, u64)> {
     let file_name = name::segment(segment.listed.segment);
     let seal = segment.seal.ok_or_else(|| Error::corrupt(&file_name, 0, "the seal is damaged"))?;
     let len = segment.file.len().map_err(|e| segment.failed(e))?.min(segment.listed.bytes as u64);
-    if let Some(offset) = len.checked_sub(SEAL_BYTES as u64 + seal.table_len as u64) {
-        let mut table = vec![0; seal.table_len as usize];
-        segment.file.read_exact_at(&mut table, offset).map_err(|e| segment.failed(e))?;
-        if segment.salt.checksum(offset as u32, &[&table]) == seal.table_checksum {
-            return Ok((seal.end, Table::from_bytes(table, seal.keyspaces), seal.counter));
-        }
+    let table = read_table(&*segment.file, len, segment.salt, &seal).map_err(|e| segment.failed(e))?;
+    if let Some(table) = table {
+        return Ok((seal.end, table, seal.counter));
     }
     warnings.push(format!("{file_name}: the key table is damaged; the segment was scanned"));
     let scanned = scan(&load(segment, len as usize)?, &segment.start());

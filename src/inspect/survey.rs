@@ -3,7 +3,7 @@
 use super::{FaultKind, Faults};
 use crate::error::{Error, Result};
 use crate::format::frame::FrameHeader;
-use crate::format::header::{Listed, SEAL_BYTES, Seal, SegmentHeader, SpareBlock, StoreBlock};
+use crate::format::header::{Listed, Seal, SegmentHeader, SpareBlock, StoreBlock};
 use crate::format::salt::Salt;
 use crate::format::{HEADER_BYTES, name};
 use crate::found::{BLANKED, is_blanked, is_foreign, may_hide_frames};
@@ -11,6 +11,7 @@ use crate::index::saved_slots;
 use crate::index_file::{IndexFile, Known};
 use crate::log::list::second_copy;
 use crate::log::scan::{Start, has_frames, holds_frame, scan};
+use crate::log::segment::read_seal;
 use crate::storage::{Access, File, Storage};
 use crate::sync::Arc;
 use crate::types::{Lsn, SegmentId};
@@ -171,7 +172,7 @@ impl Survey {
         let len = len.min(whole as u64) as usize;
         let head = self.read(&*file, file_name, len.min(HEADER_BYTES as usize + 64));
         let header = SegmentHeader::decode(&head, salt, file_name)?;
-        let seal = read_seal(&*file, len, salt);
+        let seal = read_seal(&*file, len, salt).ok().flatten();
         if len < whole && seal.is_none() {
             self.faults.add(FaultKind::Cut, file_name, len as u64, None, "the file is cut");
         }
@@ -373,11 +374,4 @@ impl Survey {
         }
         bytes
     }
-}
-
-fn read_seal(file: &dyn File, len: usize, salt: Salt) -> Option<Seal> {
-    let offset = len.checked_sub(SEAL_BYTES)?;
-    let mut bytes = [0; SEAL_BYTES];
-    file.read_exact_at(&mut bytes, offset as u64).ok()?;
-    Seal::decode(&bytes, salt, offset as u32)
 }

@@ -11,7 +11,7 @@ use super::image::Image;
 use super::scan::{Start, Table, scan};
 use crate::error::{Error, Result};
 use crate::format::frame::LSN_AT;
-use crate::format::header::SegmentHeader;
+use crate::format::header::{SEAL_BYTES, Seal, SegmentHeader};
 use crate::format::op::{self, Head};
 use crate::format::salt::Salt;
 use crate::format::{HEADER_BYTES, name};
@@ -22,6 +22,7 @@ use crate::sync::{Arc, Mutex, may_switch};
 use crate::types::{Location, Lsn, SegmentId};
 use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
 use std::fmt;
+use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
@@ -104,6 +105,8 @@ pub(crate) struct Glance {
     pub kind: Kind,
     pub is_numbered: bool,
     pub is_moved: bool,
+    /// It changes the state of a fence.
+    pub is_state: bool,
     /// The bytes that it takes.
     pub len: u32,
 }
@@ -172,6 +175,7 @@ impl Segment {
             kind: head.kind,
             is_numbered: head.is_numbered(),
             is_moved: head.is_moved(),
+            is_state: head.fence().is_some(),
             len: head.len(),
         }
     }
@@ -183,6 +187,23 @@ impl Segment {
             Body::Map(map) => map,
             Body::Pread(_) => &[],
         }
+    }
+
+    /// Where the ops of a sealed segment lie, which takes at most so many bytes; `None` when its seal or its key table is
+    /// damaged, and where it is cheaper to read all of it than each op by itself.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn table(&self, most: u32) -> Result<Option<Table>> {
+        if !matches!(self.body, Body::Map(_)) {
+            return Ok(None);
+        }
+        let read = || {
+            let len = self.file.len()?.min(most.into());
+            let seal = read_seal(&*self.file, len as usize, self.salt)?;
+            seal.map_or(Ok(None), |seal| read_table(&*self.file, len, self.salt, &seal))
+        };
+        read().map_err(|e| Error::io(format!("reading {}", name::segment(self.id)), e))
     }
 
     /// Every byte up to the end of the frames of a sealed segment, each proven right, and where its ops lie.
@@ -303,6 +324,23 @@ impl Segment {
         let lsn = head.moved_lsn(&bytes).unwrap_or(lsn);
         Ok(OpRef { at: self.location(offset), lsn, head, bytes: Bytes::Owned(bytes) })
     }
+}
+
+/// The seal at the end of a file of `len` bytes; `None` when none verifies.
+pub(crate) fn read_seal(file: &dyn File, len: usize, salt: Salt) -> io::Result<Option<Seal>> {
+    let Some(offset) = len.checked_sub(SEAL_BYTES) else { return Ok(None) };
+    let mut bytes = [0; SEAL_BYTES];
+    file.read_exact_at(&mut bytes, offset as u64)?;
+    Ok(Seal::decode(&bytes, salt, offset as u32))
+}
+
+/// The key table in front of the seal of a file of `len` bytes; `None` when it is not as the seal says.
+pub(crate) fn read_table(file: &dyn File, len: u64, salt: Salt, seal: &Seal) -> io::Result<Option<Table>> {
+    let Some(offset) = len.checked_sub(SEAL_BYTES as u64 + seal.table_len as u64) else { return Ok(None) };
+    let mut table = vec![0; seal.table_len as usize];
+    file.read_exact_at(&mut table, offset)?;
+    let is_right = salt.checksum(offset as u32, &[&table]) == seal.table_checksum;
+    Ok(is_right.then(|| Table::from_bytes(table, seal.keyspaces)))
 }
 
 const PAGE: usize = 512;

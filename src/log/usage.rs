@@ -77,6 +77,8 @@ pub(crate) struct Usage {
     /// The last segment, by its order, that the index file covers, and how many of all ops are covered.
     covered: u64,
     covered_ops: u64,
+    /// By slot too: the offsets of ops that nobody needs, as far as that was seen.
+    buried: Vec<Vec<u32>>,
 }
 
 /// What an op counts for while it is the newest of its name.
@@ -116,6 +118,7 @@ impl Usage {
         let slot = Segments::slot(id) as usize;
         if self.segments.len() <= slot {
             self.segments.resize(slot + 1, None);
+            self.buried.resize(slot + 1, Vec::new());
         }
         self.begun += 1;
         self.segments[slot] = Some(Used { order: self.begun, ..Used::new(id) });
@@ -174,6 +177,29 @@ impl Usage {
         }
     }
 
+    /// As [`Usage::bury`], of one that is the state of no fence: nobody needs it any more, so compaction need not
+    /// look at it.
+    pub fn bury_whole(&mut self, at: Location) {
+        self.bury(at);
+        if self.get(at.segment).is_some() {
+            self.buried[Segments::slot(at.segment) as usize].push(at.offset);
+        }
+    }
+
+    /// The ops of a segment that were buried whole, in no order. A hint: any of them may be missing.
+    pub fn take_buried(&mut self, id: SegmentId) -> Vec<u32> {
+        let is_there = self.get(id).is_some();
+        let buried = self.buried.get_mut(Segments::slot(id) as usize).filter(|_| is_there);
+        buried.map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Gives back what was taken of a segment that stays.
+    pub fn give_back_buried(&mut self, id: SegmentId, taken: Vec<u32>) {
+        if self.get(id).is_some() {
+            self.buried[Segments::slot(id) as usize].extend(taken);
+        }
+    }
+
     fn change(&mut self, at: Location, weight: Weight, step: fn(u64, u64) -> u64) {
         if weight.bytes == 0 {
             return;
@@ -219,6 +245,7 @@ impl Usage {
             self.covered_ops -= used.ops;
         }
         self.segments[Segments::slot(id) as usize] = None;
+        self.buried[Segments::slot(id) as usize] = Vec::new();
     }
 
     /// Bytes needed in all segments.
@@ -283,6 +310,28 @@ mod tests {
         usage.put_back(second);
         assert_eq!((usage.live(), usage.carried(), usage.garbage(), usage.keys()), (130, 30, 100, 1));
         assert!(usage.of(SegmentId(2)).unwrap().order > first.order);
+    }
+
+    #[test]
+    fn what_is_buried_is_told_until_its_segment_goes() {
+        let mut usage = Usage::default();
+        usage.begin(SegmentId(1));
+        usage.bury(at(1));
+        assert_eq!(usage.take_buried(SegmentId(1)), [], "it may be the state of a fence");
+        usage.bury_whole(at(1));
+        usage.bury_whole(at(9));
+        assert_eq!(usage.of(SegmentId(1)).unwrap().dead, 2);
+        let taken = usage.take_buried(SegmentId(1));
+        assert_eq!((&taken[..], usage.take_buried(SegmentId(1)).len()), (&[5000][..], 0));
+        usage.bury_whole(Location { offset: 6000, ..at(1) });
+        usage.give_back_buried(SegmentId(1), taken.clone());
+        usage.give_back_buried(SegmentId(9), taken.clone());
+        assert_eq!(usage.take_buried(SegmentId(1)), [6000, 5000]);
+        assert_eq!(usage.take_buried(SegmentId(9)), []);
+        usage.give_back_buried(SegmentId(1), taken);
+        usage.forget(SegmentId(1));
+        usage.begin(SegmentId(1));
+        assert_eq!(usage.take_buried(SegmentId(1)), []);
     }
 
     #[test]
