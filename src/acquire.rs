@@ -97,6 +97,7 @@ impl Acquire {
                     self.stage = Stage::Start;
                 }
                 Stage::Waiting(waiter) => {
+                    self.keyspace.shared.engine.lease_patience.wait(|| waiter.is_told());
                     let told = waiter.wait();
                     self.told(told)?;
                 }

@@ -220,7 +220,7 @@ impl Engine {
             Ok((tail.last(), tail.group_of(tail.last())))
         })??;
         // One chunk after the other, so that what is carried never crowds out what is written.
-        self.wait_durable(lsn, group)
+        self.sleep_until_durable(lsn, group)
     }
 
     fn fate<'a>(

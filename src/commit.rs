@@ -24,6 +24,7 @@ use crate::log::pool::Need;
 use crate::log::scan::{Table, frame_end};
 use crate::log::segment::{Body, Segment};
 use crate::options::ReadMode;
+use crate::patience::Patience;
 use crate::sync::{Arc, AtomicBool, MutexGuard, Ordering, thread};
 use crate::types::Lsn;
 use std::io;
@@ -132,16 +133,25 @@ impl Engine {
     /// Waits for `lsn`. A caller that is alone makes the commit itself: handing it to the committer
     /// thread would cost two switches. With company the committer does it, once for all of them.
     pub fn wait_durable(&self, lsn: Lsn, group: u32) -> Result<()> {
+        self.wait_durable_by(lsn, group, Some(&self.patience))
+    }
+
+    /// The same for one who is in no hurry: it sleeps at once.
+    pub fn sleep_until_durable(&self, lsn: Lsn, group: u32) -> Result<()> {
+        self.wait_durable_by(lsn, group, None)
+    }
+
+    fn wait_durable_by(&self, lsn: Lsn, group: u32, patience: Option<&Patience>) -> Result<()> {
         if self.progress.durable() >= lsn {
             return Ok(());
         }
         let company = self.waiting.fetch_add(1, Ordering::AcqRel) > 0;
-        let result = self.wait_or_lead(lsn, group, company);
+        let result = self.wait_or_lead(lsn, group, company, patience);
         self.waiting.fetch_sub(1, Ordering::AcqRel);
         result
     }
 
-    fn wait_or_lead(&self, lsn: Lsn, group: u32, company: bool) -> Result<()> {
+    fn wait_or_lead(&self, lsn: Lsn, group: u32, company: bool, patience: Option<&Patience>) -> Result<()> {
         if !self.options.background {
             return self.commit_until(self.committer.lock(), lsn);
         }
@@ -150,6 +160,9 @@ impl Engine {
             return self.commit_until(committer, lsn);
         }
         self.doorbell.ring();
+        if let Some(patience) = patience {
+            patience.wait(|| self.progress.is_settled(lsn));
+        }
         self.progress.wait(lsn, group).map_err(|_| self.indeterminate())
     }
 

@@ -352,7 +352,7 @@ impl Engine {
             self.append_idle(tail, true);
             (tail.last(), tail.group_of(tail.last()))
         })?;
-        self.wait_durable(lsn, group)?;
+        self.sleep_until_durable(lsn, group)?;
         Ok(lsn)
     }
 

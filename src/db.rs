@@ -21,6 +21,7 @@ use crate::log::pool::{Need, Pool};
 use crate::observe::{begin_publishing, run_publisher};
 use crate::op::{KeyspaceValue, Kind, Links, Op, check_keyspace_name};
 use crate::options::{KeyspaceOptions, Options, Tokens};
+use crate::patience::Patience;
 use crate::recover::{OpenReport, Recovered, recover};
 use crate::refresh::run_indexer;
 use crate::snapshot::Snapshots;
@@ -418,6 +419,8 @@ pub(crate) fn assemble(
         slots: replay.slots,
         segments: replay.segments,
         images: Images::default(),
+        patience: Patience::new(options.yield_for),
+        lease_patience: Patience::new(options.yield_for),
         keyspaces: RwLock::new(replay.keyspaces),
         progress: Progress::new(durable),
         tail: Mutex::new(Tail {

@@ -23,6 +23,7 @@ use crate::log::segment::{Glance, OpRef, Segment, Segments};
 use crate::log::usage::{Usage, Weight};
 use crate::op::Kind;
 use crate::options::Options;
+use crate::patience::Patience;
 use crate::snapshot::Snapshots;
 pub(crate) use crate::space::KeyspaceState;
 use crate::space::{Afterlife, Compactor, Indexed};
@@ -169,6 +170,9 @@ pub(crate) struct Engine {
     pub slots: Arc<Slots>,
     pub segments: Segments,
     pub images: Images,
+    /// Of those who wait for a commit, and of those who wait for a lease.
+    pub patience: Patience,
+    pub lease_patience: Patience,
     pub keyspaces: RwLock<Vec<Arc<KeyspaceState>>>,
     pub progress: Progress,
     pub tail: Mutex<Tail>,

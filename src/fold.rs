@@ -59,7 +59,7 @@ impl Engine {
                 // Every lease below it is over: counting them has ended those that ran out.
                 (self.append_floor(tail, &keyspace, floor), tail.group)
             })?;
-            self.wait_durable(lsn, group)?;
+            self.sleep_until_durable(lsn, group)?;
         }
         Ok(())
     }

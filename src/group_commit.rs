@@ -112,6 +112,11 @@ impl Progress {
         self.word(group).sleep_until(|| self.outcome(lsn))
     }
 
+    /// Whether that wait would be over at once.
+    pub(crate) fn is_settled(&self, lsn: Lsn) -> bool {
+        self.outcome(lsn).is_some()
+    }
+
     /// The same for one who sleeps elsewhere, and was called there: it sleeps on until `lsn` is durable, or the
     /// store is poisoned, and is then woken by the one call that wakes all of its group. It may also wake
     /// earlier, and has to ask.
@@ -320,6 +325,11 @@ impl Sleeper {
         while self.0.load(Ordering::Acquire) != CALLED {
             wait_on(&self.0, SLEEPING);
         }
+    }
+
+    /// Whether it has been called.
+    pub(crate) fn is_called(&self) -> bool {
+        self.0.load(Ordering::Acquire) == CALLED
     }
 
     /// Calls it. `true`: it sleeps, and it is up to the caller to wake it or to see to it that it is woken.

@@ -27,6 +27,7 @@ mod types;
 mod error;
 mod sync;
 mod clock;
+mod patience;
 mod entropy;
 mod events;
 mod histogram;

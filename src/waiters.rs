@@ -145,6 +145,11 @@ impl Waiter {
         matches!(*turn, Turn::Queued(_)).then_some(Queued { waiter: self, turn })
     }
 
+    /// Whether it would not sleep: it has been told.
+    pub(crate) fn is_told(&self) -> bool {
+        self.sleeper.is_called()
+    }
+
     /// Sleeps until it is told; if that is a grant, perhaps until it is durable too.
     pub(crate) fn wait(&self) -> Result<Granted> {
         self.sleeper.sleep();

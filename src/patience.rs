@@ -1,0 +1,183 @@
+//! How a thread waits for what is nearly done: it yields for a while before it sleeps.
+//!
+//! One job: decide whether, and for how long. A thread that sleeps has to be woken, and that takes as long as a fast
+//! sync: a processor without work falls asleep with it, and on a virtual machine the host has to be called for each.
+//! Who yields is there when the wait is over, and holds up nobody who has something to do. Promises to stop
+//! where that does not pay: when most waits are longer than the limit (a slow disk), and while others want the
+//! processors. The idea is the adaptive yield of RocksDB's write thread.
+//!
+//! Nothing rests on it: who comes back from here asks again, and sleeps.
+//!
+//! Read next: `commit.rs`, where writers wait.
+
+use crate::clock::{Clock, SystemClock};
+use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering, thread};
+use std::time::Duration;
+
+/// So many yield at a time: with more, they take turns so slowly that to be woken is faster.
+const MOST: u32 = 64;
+/// Who yielded, and was away for so long, made way for somebody with much to do...
+const LONG_NANOS: u64 = 1_000_000;
+/// ... and then nobody yields for so long.
+const REST_NANOS: u64 = 100_000_000;
+/// A score when every wait ends within the limit, and one that is not worth it.
+const ALL: u32 = 1024;
+const FEW: u32 = ALL / 4;
+/// What the newest wait counts: one part of so many.
+const WEIGHT: u32 = 64;
+/// Where it does not pay, one of so many waits tries whether it does by now.
+const TRY_EVERY: u32 = 256;
+
+/// The waits of one kind, and what came of yielding. Relaxed throughout: these are guesses, and a lost update costs
+/// nothing.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    limit: u64,
+    yielding: CachePadded<AtomicU32>,
+    /// The part of `ALL` that ended within the limit, the newest counting most.
+    score: CachePadded<AtomicU32>,
+    waits: AtomicU32,
+    /// Nobody yields until then.
+    rests_until: AtomicU64,
+}
+
+impl Patience {
+    /// For waits that are worth yielding for so long; zero: for none.
+    pub fn new(limit: Duration) -> Self {
+        // A schedule of a test is to end: it knows no time.
+        let limit = if cfg!(all(test, shuttle)) { Duration::ZERO } else { limit };
+        Patience {
+            limit: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX),
+            yielding: CachePadded::new(AtomicU32::new(0)),
+            score: CachePadded::new(AtomicU32::new(ALL)),
+            waits: AtomicU32::new(0),
+            rests_until: AtomicU64::new(0),
+        }
+    }
+
+    /// Yields until `is_over`, or until it is time to sleep.
+    pub fn wait(&self, is_over: impl FnMut() -> bool) {
+        // Not the clock of the leases: that one may stand still.
+        self.wait_by(is_over, || SystemClock.now(), thread::yield_now);
+    }
+
+    fn wait_by(&self, is_over: impl FnMut() -> bool, mut now: impl FnMut() -> u64, make_way: impl FnMut()) {
+        if self.limit == 0 {
+            return;
+        }
+        let begun = now();
+        let pays = self.score.load(Ordering::Relaxed) >= FEW
+            || self.waits.fetch_add(1, Ordering::Relaxed).is_multiple_of(TRY_EVERY);
+        if !pays || begun < self.rests_until.load(Ordering::Relaxed) {
+            return;
+        }
+        if self.yielding.fetch_add(1, Ordering::Relaxed) < MOST {
+            self.yield_until(is_over, begun, now, make_way);
+        }
+        self.yielding.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn yield_until(
+        &self,
+        mut is_over: impl FnMut() -> bool,
+        begun: u64,
+        mut now: impl FnMut() -> u64,
+        mut make_way: impl FnMut(),
+    ) {
+        let mut last = begun;
+        let is_in_time = loop {
+            if is_over() {
+                break true;
+            }
+            make_way();
+            let now = now();
+            if now.saturating_sub(last) >= LONG_NANOS {
+                return self.rests_until.store(now + REST_NANOS, Ordering::Relaxed);
+            }
+            if now.saturating_sub(begun) >= self.limit {
+                break false;
+            }
+            last = now;
+        };
+        let score = self.score.load(Ordering::Relaxed);
+        let score = if is_in_time { score + (ALL - score) / WEIGHT } else { score - score / WEIGHT };
+        self.score.store(score, Ordering::Relaxed);
+    }
+}
+
+// The primitives of shuttle do not run outside of its models.
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    const LIMIT: Duration = Duration::from_micros(500);
+
+    /// How often a wait yields that is over after so many yields, each of so many nanoseconds.
+    fn yields(patience: &Patience, over: u64, nanos: u64, time: &Cell<u64>) -> u64 {
+        let count = Cell::new(0);
+        let make_way = || {
+            count.set(count.get() + 1);
+            time.set(time.get() + nanos);
+        };
+        patience.wait_by(|| count.get() >= over, || time.get(), make_way);
+        assert_eq!(patience.yielding.load(Ordering::Relaxed), 0);
+        count.get()
+    }
+
+    #[test]
+    fn a_wait_yields_until_it_is_over_or_its_limit_is_reached() {
+        let time = Cell::new(16);
+        let patience = Patience::new(LIMIT);
+        assert_eq!(yields(&patience, 0, 1000, &time), 0);
+        assert_eq!(yields(&patience, 30, 1000, &time), 30);
+        assert_eq!(yields(&patience, 501, 1000, &time), 500);
+        assert_eq!(yields(&Patience::new(Duration::ZERO), 30, 1000, &time), 0);
+        // As the store does it.
+        let mut asked = 0;
+        patience.wait(|| {
+            asked += 1;
+            asked == 3
+        });
+        assert_eq!(asked, 3);
+    }
+
+    #[test]
+    fn a_slow_disk_ends_it_until_it_is_fast_again() {
+        let time = Cell::new(16);
+        let patience = Patience::new(LIMIT);
+        let slow = (0..1000).filter(|_| yields(&patience, u64::MAX, 1000, &time) > 0).count();
+        assert!((20..120).contains(&slow), "{slow} of 1000 waits yielded in vain");
+        let fast = (0..10_000).filter(|_| yields(&patience, 5, 1000, &time) > 0).count();
+        assert!(fast > 5000, "{fast}");
+        assert_eq!((0..100).map(|_| yields(&patience, 5, 1000, &time)).sum::<u64>(), 500);
+    }
+
+    #[test]
+    fn it_rests_while_others_want_the_processors() {
+        let time = Cell::new(16);
+        let patience = Patience::new(LIMIT);
+        assert_eq!(yields(&patience, 5, 3_000_000, &time), 1, "away for 3 ms");
+        assert_eq!(yields(&patience, 5, 1000, &time), 0);
+        time.set(time.get() + REST_NANOS);
+        assert_eq!(yields(&patience, 5, 1000, &time), 5);
+    }
+
+    #[test]
+    fn not_all_yield_at_a_time() {
+        fn nest(patience: &Patience, depth: u32, deepest: &Cell<u32>) {
+            let mut entered = false;
+            let is_over = || {
+                if !std::mem::replace(&mut entered, true) {
+                    deepest.set(depth + 1);
+                    nest(patience, depth + 1, deepest);
+                }
+                true
+            };
+            patience.wait_by(is_over, || 16, || {});
+        }
+        let deepest = Cell::new(0);
+        nest(&Patience::new(LIMIT), 0, &deepest);
+        assert_eq!(deepest.get(), MOST);
+    }
+}
