@@ -18,8 +18,9 @@ use std::time::Duration;
 const MOST: u32 = 64;
 /// Who yielded, and was away for so long, made way for somebody with much to do...
 const LONG_NANOS: u64 = 1_000_000;
-/// ... and then nobody yields for so long.
-const REST_NANOS: u64 = 100_000_000;
+/// ... and then nobody yields for so long, and twice as long if that happens again soon, up to this.
+const REST_NANOS: u64 = 20_000_000;
+const LONGEST_REST_NANOS: u64 = 64 * REST_NANOS;
 /// A score when every wait ends within the limit, and one that is not worth it.
 const ALL: u32 = 1024;
 const FEW: u32 = ALL / 4;
@@ -37,8 +38,9 @@ pub(crate) struct Patience {
     /// The part of `ALL` that ended within the limit, the newest counting most.
     score: CachePadded<AtomicU32>,
     waits: AtomicU32,
-    /// Nobody yields until then.
+    /// Nobody yields until then, and for how long that was.
     rests_until: AtomicU64,
+    rest: AtomicU64,
 }
 
 impl Patience {
@@ -52,6 +54,7 @@ impl Patience {
             score: CachePadded::new(AtomicU32::new(ALL)),
             waits: AtomicU32::new(0),
             rests_until: AtomicU64::new(0),
+            rest: AtomicU64::new(REST_NANOS),
         }
     }
 
@@ -92,7 +95,7 @@ impl Patience {
             make_way();
             let now = now();
             if now.saturating_sub(last) >= LONG_NANOS {
-                return self.rests_until.store(now + REST_NANOS, Ordering::Relaxed);
+                return self.rest_from(now);
             }
             if now.saturating_sub(begun) >= self.limit {
                 break false;
@@ -102,6 +105,18 @@ impl Patience {
         let score = self.score.load(Ordering::Relaxed);
         let score = if is_in_time { score + (ALL - score) / WEIGHT } else { score - score / WEIGHT };
         self.score.store(score, Ordering::Relaxed);
+    }
+
+    /// Others want the processors: now and then (a compaction), or all the time.
+    fn rest_from(&self, now: u64) {
+        let (before, rest) = (self.rests_until.load(Ordering::Relaxed), self.rest.load(Ordering::Relaxed));
+        if now < before {
+            return;
+        }
+        let is_soon = now - before < 4 * rest;
+        let rest = if is_soon { (2 * rest).min(LONGEST_REST_NANOS) } else { REST_NANOS };
+        self.rest.store(rest, Ordering::Relaxed);
+        self.rests_until.store(now + rest, Ordering::Relaxed);
     }
 }
 
@@ -157,10 +172,21 @@ mod tests {
     fn it_rests_while_others_want_the_processors() {
         let time = Cell::new(16);
         let patience = Patience::new(LIMIT);
-        assert_eq!(yields(&patience, 5, 3_000_000, &time), 1, "away for 3 ms");
-        assert_eq!(yields(&patience, 5, 1000, &time), 0);
-        time.set(time.get() + REST_NANOS);
-        assert_eq!(yields(&patience, 5, 1000, &time), 5);
+        time.set(10 * REST_NANOS);
+        let rest = || {
+            assert_eq!(yields(&patience, 5, 3_000_000, &time), 1, "away for 3 ms");
+            let begun = time.get();
+            while yields(&patience, 5, 1000, &time) == 0 {
+                time.set(time.get() + REST_NANOS / 10);
+            }
+            (time.get() - begun) / REST_NANOS
+        };
+        assert_eq!(rest(), 1);
+        // They go on and on.
+        assert_eq!([rest(), rest(), rest()], [2, 4, 8]);
+        assert_eq!((0..9).map(|_| rest()).max(), Some(64));
+        time.set(time.get() + 4 * LONGEST_REST_NANOS);
+        assert_eq!(rest(), 1);
     }
 
     #[test]
