@@ -74,7 +74,9 @@ fn wait(
         .current_dir(dir)
         .env("CARGO_MANIFEST_DIR", dir)
         .env(SWITCH, bug.to_string())
-        .env("RUST_BACKTRACE", "0");
+        .env("RUST_BACKTRACE", "0")
+        // A case that fails with one bug would be tried with every other, out of a file in the tree that all share.
+        .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "true");
     command.stdin(Stdio::null()).stderr(output.try_clone()?).stdout(output);
     let mut child = command.spawn()?;
     let until = Instant::now() + limit;
@@ -135,4 +137,41 @@ pub fn in_turn<'a, T: Sync, A: Send>(
     let mut done = done.into_inner().map_err(|e| e.to_string())?;
     done.sort_by_key(|(at, _)| *at);
     done.into_iter().map(|(_, answer)| answer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::path::PathBuf;
+
+    const BUG: usize = 7;
+
+    proptest! {
+        #[test]
+        fn a_property_that_one_bug_breaks(_number in 0..9) {
+            prop_assert!(std::env::var(SWITCH) != Ok(BUG.to_string()));
+        }
+    }
+
+    #[test]
+    fn what_a_property_test_finds_with_one_bug_does_not_stay_for_the_next() {
+        let dir = std::env::temp_dir().join(format!("tidewall-gallery-tree-{}", std::process::id()));
+        fs::create_dir_all(dir.join("src")).unwrap();
+        // Where it is run, a property test looks for its source, and saves beside it.
+        let sources = ["src/main.rs", "src/run.rs"].map(|name| dir.join(name));
+        sources.iter().for_each(|path| fs::write(path, "").unwrap());
+        let tree = Tree::built("lib", std::env::current_exe().unwrap(), dir.clone());
+        let found = run(&tree, "lib a_property_that_one_bug", BUG, Duration::from_secs(60)).unwrap();
+        let there = ignore::Walk::new(&dir).flatten().filter(|entry| entry.path().is_file());
+        let there: BTreeSet<PathBuf> = there.map(|entry| entry.into_path()).collect();
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(
+            found.failure().unwrap(),
+            "run::tests::a_property_that_one_bug_breaks",
+            "{}",
+            found.output
+        );
+        assert_eq!(there, BTreeSet::from(sources), "{}", found.output);
+    }
 }

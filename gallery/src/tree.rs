@@ -47,6 +47,12 @@ impl Tree {
         Tree::of(files, "bugs")?.build(wanted)
     }
 
+    /// A tree of one test binary that is there already.
+    #[cfg(test)]
+    pub fn built(binary: &str, path: PathBuf, dir: PathBuf) -> Tree {
+        Tree { dir, target: PathBuf::new(), binaries: BTreeMap::from([(binary.to_owned(), path)]) }
+    }
+
     /// Writes these files, and the switch, where no other tree is.
     pub fn of(mut files: BTreeMap<PathBuf, Vec<u8>>, name: &str) -> Result<Tree, String> {
         let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
