@@ -301,6 +301,30 @@ mod tests {
         (db, rows)
     }
 
+    /// The segment of a version goes once the one after it is durable: a reader who set out before finds that one.
+    #[test]
+    fn a_version_that_goes_while_a_reader_looks_back_leaves_the_one_after_it() {
+        let (db, rows) = store();
+        rows.put(token(1), b"key", b"before").unwrap();
+        for n in 0..40 {
+            rows.put(token(1), b"other", &[n; 900]).unwrap();
+        }
+        let commit = rows.submit_put(token(1), b"key", b"after").unwrap();
+        let engine = &db.shared.engine;
+        let (guard, hash) = (crossbeam_epoch::pin(), engine.hash(&rows.state, Class::Key, b"key"));
+        let newest = engine.newest(&rows.state, Class::Key, b"key", hash, &guard).unwrap();
+        let link = |op: &OpRef<'_>| {
+            assert!(op.lsn > engine.progress.durable());
+            db.compact().unwrap();
+            let at = op.head.previous().unwrap();
+            assert!(engine.segments.of(at.segment, &guard).is_none());
+            Some(at)
+        };
+        let found = engine.back_to(newest, When::Visible, link, &guard).unwrap();
+        assert_eq!(found.expect("the key was never without a value").value(), b"after");
+        assert!(commit.wait().unwrap() <= engine.progress.durable());
+    }
+
     /// What a look in front of the lock answers, and then, after `between`, one behind it that knows of the first,
     /// and one that does not.
     fn looks(db: &Db, rows: &Keyspace, between: impl FnOnce()) -> (Option<Glance>, FenceView, FenceView) {

@@ -541,6 +541,45 @@ fn a_cut_in_the_recovery_of_a_cut_leaves_one_copy_of_the_list() {
     }
 }
 
+/// While an open drew new lives, the sync of the second copy of `STORE` failed; the first one was durable, so the store
+/// went on. After a kill the next open read both from the cache, wrote the first one anew and counted on the
+/// second: a power cut just then left a torn one, and on the disk the list of before, with the lives of before.
+#[test]
+fn a_copy_of_the_list_that_is_only_in_the_cache_is_not_counted_on() {
+    const SEEDS: u64 = 12;
+    let opens = |disk: &SimDisk, seed| open(disk, &ManualClock::new(), seed);
+    let mut went_on = 0;
+    for sync in 0..4 {
+        let disk = SimDisk::new();
+        let db = start(&disk, 1);
+        let rows = external(&db);
+        for n in 0..60 {
+            rows.put(token(1), b"key", &[n; 900]).unwrap();
+        }
+        db.compact().unwrap();
+        drop((rows, db));
+        disk.fail(Fault::new(CallKind::SyncData, ErrorKind::Other).on("STORE").nth(sync));
+        let Ok(db) = opens(&disk, 2) else { continue };
+        went_on += disk.faults_fired();
+        // No more spares can be listed, and a raise may take one of the last.
+        external(&db).raise(token(3), b"key").unwrap();
+        let killed = disk.kill();
+        opens(&killed, 6).expect("a crash opens by itself");
+        for call in 0..killed.calls() {
+            let cut = disk.kill();
+            cut.stop_at(call);
+            assert!(opens(&cut, 6).is_err(), "call {call}");
+            for seed in 0..SEEDS {
+                let db = opens(&cut.crash(Crash::Torn { bytes: true }, seed), 10);
+                let db = db.unwrap_or_else(|error| panic!("sync {sync}, call {call}, seed {seed}: {error}"));
+                let mark = external(&db).mark(b"key").unwrap().unwrap();
+                assert_eq!(mark.get(), 3, "sync {sync}, call {call}, seed {seed}");
+            }
+        }
+    }
+    assert_eq!(went_on, 1, "an open goes on without the last copy that it syncs");
+}
+
 /// What compaction had carried on lay in the newest group, of which nothing proves that it was durable, when the
 /// segments it came from were given back. So a read-only open after a kill showed a store without it, with lower
 /// marks; and damage of that group was taken for a torn tail.
