@@ -531,13 +531,13 @@ mod tests {
             }
         };
         thread::scope(|scope| {
-            scope.spawn(|| {
+            let waiter = scope.spawn(|| {
                 for (n, lsn, sleeper) in &rounds {
                     sleeper.sleep();
                     assert_eq!(progress.wait(*lsn, *n), Ok(()));
                 }
             });
-            scope.spawn(|| {
+            let caller = scope.spawn(|| {
                 for (n, lsn, sleeper) in &rounds {
                     await_sleep(sleeper);
                     if sleeper.call() {
@@ -550,6 +550,7 @@ mod tests {
                 (0..n % 64).for_each(|_| std::hint::spin_loop());
                 drop(progress.publish(*lsn, *n, 0));
             }
+            [waiter, caller].into_iter().for_each(|thread| thread.join().unwrap());
         });
         assert_eq!(progress.durable(), Lsn::new(ROUNDS.into()));
     }

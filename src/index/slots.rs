@@ -599,7 +599,7 @@ mod tests {
         // The offset says which entry it is, the segment how often it was replaced.
         let at = |n: u32, version: u32| Place { segment: version, offset: 4096 + n };
         std::thread::scope(|scope| {
-            for seed in 0..3u64 {
+            let readers = [0, 1, 2].map(|seed| {
                 let (slots, inserted, versions, done) = (&slots, &inserted, &versions, &done);
                 scope.spawn(move || {
                     let mut round = mix(seed);
@@ -617,8 +617,8 @@ mod tests {
                         let Ok(Some(found)) = found else { panic!("{n} of {count} is lost") };
                         assert!(found >= version, "{n} went back from {version} to {found}");
                     }
-                });
-            }
+                })
+            });
             for n in 0..COUNT {
                 writer.insert(mix(n.into()), at(n, 0));
                 inserted.store(n + 1, Ordering::Release);
@@ -628,6 +628,7 @@ mod tests {
                 versions[old as usize].store(version + 1, Ordering::Release);
             }
             done.store(true, Ordering::Release);
+            readers.into_iter().for_each(|reader| reader.join().unwrap());
         });
     }
 }
