@@ -12,6 +12,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// A step of the waiting that takes longer does not count for more: then the whole machine stood still, the test too.
+const LONGEST_STEP: Duration = Duration::from_millis(100);
+
 /// What a test binary did.
 pub struct Ran {
     /// `None`: it hung, and was stopped.
@@ -79,17 +82,19 @@ fn wait(
         .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "true");
     command.stdin(Stdio::null()).stderr(output.try_clone()?).stdout(output);
     let mut child = command.spawn()?;
-    let until = Instant::now() + limit;
+    let mut left = limit;
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
         }
-        if Instant::now() >= until {
+        if left.is_zero() {
             child.kill()?;
             child.wait()?;
             return Ok(None);
         }
+        let begun = Instant::now();
         thread::sleep(Duration::from_millis(5));
+        left = left.saturating_sub(begun.elapsed().min(LONGEST_STEP));
     }
 }
 
@@ -173,5 +178,15 @@ mod tests {
             found.output
         );
         assert_eq!(there, BTreeSet::from(sources), "{}", found.output);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn who_goes_on_for_too_long_is_stopped() {
+        let tree = Tree::built("sleep", "/bin/sleep".into(), std::env::temp_dir());
+        let hung = run(&tree, "sleep 100000", 0, Duration::from_millis(300)).unwrap();
+        assert_eq!(hung.failure().unwrap(), "(it hung)");
+        let ended = run(&tree, "sleep 0.1", 0, Duration::from_secs(60)).unwrap();
+        assert!(ended.failure().is_none());
     }
 }
