@@ -133,3 +133,30 @@ impl Engine {
         Ok(!holds_key)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::options::{KeyspaceOptions, Options};
+    use crate::storage::SimDisk;
+    use crate::types::Ttl;
+
+    #[test]
+    fn what_a_lease_holds_back_is_told_until_a_round_finds_otherwise() {
+        let options = Options::new().storage(SimDisk::new()).without_threads().deterministic(1);
+        let db = options.segment_bytes(16 << 10).open("sim").unwrap();
+        let jobs = db.keyspace("jobs", KeyspaceOptions::new()).unwrap();
+        let held = jobs.lease(b"held").ttl(Ttl::INFINITE).acquire().unwrap();
+        for n in 0..20u8 {
+            jobs.lease(&[n]).acquire().unwrap().release().unwrap();
+        }
+        db.compact().unwrap();
+        // Its own among them.
+        assert_eq!((jobs.floor(), db.stats().held_back_marks), (None, 21));
+        db.shared.engine.fold(&[]).unwrap();
+        assert_eq!(db.stats().held_back_marks, 21, "a round without marks knows nothing of them");
+        held.release().unwrap();
+        db.compact().unwrap();
+        assert_eq!(db.stats().held_back_marks, 0);
+        assert!(jobs.floor().is_some());
+    }
+}

@@ -559,14 +559,20 @@ fn identifier(text: &str) -> &str {
 /// A floor that is raised past a token fences that token too, on every fence, and stays so.
 #[test]
 fn raising_past_a_token_fences_the_token_itself() {
-    for source in [Source::Store, Source::External] {
+    for (source, inclusive) in [(Source::Store, false), (Source::External, false), (Source::External, true)] {
         let world = World::new(Case { source, scope: Scope::Prefix(b'/'), from: From::Own });
+        if inclusive {
+            world.ks.raise_all(token(MARK)).unwrap();
+            let floor = world.ks.floor().unwrap();
+            assert_eq!((floor.mark.get(), floor.is_folded, floor.forgotten), (MARK, false, None));
+        }
         world.ks.raise_all_past(token(MARK)).unwrap();
         assert!(matches!(world.ks.raise_all_past(token(MARK)), Ok(Raised::Already)));
         assert_err!(world.ks.raise_all_past(Token::MAX), Error::InvalidArgument(_));
         let world = world.reopened();
         let floor = world.ks.floor().unwrap();
-        assert_eq!((floor.mark.get(), floor.is_folded), (MARK, true));
+        let forgotten = floor.forgotten.map(Mark::get);
+        assert_eq!((floor.mark.get(), floor.is_folded, forgotten), (MARK, true, Some(MARK)));
         assert_err!(world.ks.put(token(MARK), KEY, NEW), Error::Fenced { .. });
         assert_err!(world.ks.put(token(MARK), b"new/key", NEW), Error::Fenced { .. });
         assert_err!(world.ks.raise_all(token(MARK)), Error::Fenced { .. });

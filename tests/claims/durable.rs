@@ -156,6 +156,7 @@ fn d5_after_a_failed_sync_nothing_is_acknowledged_until_the_store_is_reopened() 
         let db = sim.open();
         let (ks, jobs_) = (rows(&db), jobs(&db));
         let lease = jobs_.lease(b"j").ttl(secs(10)).acquire().unwrap();
+        ks.raise_all(token(3)).unwrap();
         ks.put(token(5), b"a", b"durable").unwrap();
         let pending = ks.submit_put(token(6), b"b", b"pending").unwrap();
         sim.disk.set_sync_failure(failure);
@@ -169,6 +170,9 @@ fn d5_after_a_failed_sync_nothing_is_acknowledged_until_the_store_is_reopened() 
         assert_err!(ks.delete(token(7), b"a"), Error::Poisoned { .. });
         assert_err!(ks.raise_all(token(7)), Error::Poisoned { .. });
         assert_err!(ks.put(token(4), b"a", b"x"), Error::Fenced { .. });
+        let fenced = db.stats().fenced;
+        assert_err!(ks.raise_all(token(2)), Error::Fenced { .. });
+        assert_eq!(db.stats().fenced, fenced + 1);
         assert_err!(jobs_.lease(b"k").acquire(), Error::Poisoned { .. });
         assert_err!(lease.renew(), Error::Poisoned { .. });
         assert_err!(db.advance_tokens(token(9)), Error::Poisoned { .. });

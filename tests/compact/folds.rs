@@ -4,7 +4,7 @@ use crate::store::{Sim, secs, token};
 use crate::{churn, external, floor_of, keep, key, prefix, use_once, whole};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use tidewall::{Error, KeyspaceOptions, LastOp, Options, Scope, Ttl};
+use tidewall::{Error, KeyspaceOptions, LastOp, Options, Raised, Scope, Ttl};
 
 #[test]
 fn marks_that_nobody_needs_become_a_floor_below_what_is_held() {
@@ -97,6 +97,26 @@ fn a_grant_from_before_an_open_pins_the_floor_for_its_ttl() {
     }
 }
 
+/// With a grace an open keeps the fence itself as well, for its holder to come back, and not for longer than the lease.
+#[test]
+fn a_fence_that_an_open_keeps_pins_the_floor_until_its_lease_is_over() {
+    let sim = Sim::new();
+    let open = || sim.options().lease_grace(secs(60)).open("sim").unwrap();
+    let db = open();
+    let lease = keep(prefix(&db, "jobs").lease(b"held/").ttl(secs(60)).acquire().unwrap());
+    db.close().unwrap();
+    let db = open();
+    let jobs = prefix(&db, "jobs");
+    use_once(&jobs, "once", 5);
+    churn(&db);
+    db.compact().unwrap();
+    assert_eq!((jobs.holders(b"").len(), floor_of(&jobs)), (1, 0));
+    sim.clock.advance(secs(200));
+    churn(&db);
+    db.compact().unwrap();
+    assert!(floor_of(&jobs) >= lease + 5, "{:?}", jobs.floor());
+}
+
 /// Somebody else has the fence now, so the one from before the open pins nothing.
 #[test]
 fn a_superseded_grant_from_before_an_open_pins_nothing() {
@@ -163,10 +183,13 @@ fn a_keyspace_of_external_tokens_folds_only_where_its_user_says() {
             }
             db = sim.power_cut();
         }
-        open(&db).retire_below(token(121)).unwrap();
+        let rows = open(&db);
+        assert_eq!(rows.retire_below(token(121)).unwrap(), Raised::Now(db.last_lsn()));
+        let last = db.last_lsn();
+        assert_eq!(rows.retire_below(token(121)).unwrap(), Raised::Already);
+        assert_eq!(db.last_lsn(), last);
         churn(&db);
         db.compact().unwrap();
-        let rows = open(&db);
         assert_eq!(floor_of(&rows), 120);
         assert_eq!(rows.mark(b"39/x").unwrap().unwrap().get(), 139, "above it: still there");
         assert_err!(rows.put(token(120), b"7/x", b"late"), Error::Fenced { .. });
@@ -174,6 +197,31 @@ fn a_keyspace_of_external_tokens_folds_only_where_its_user_says() {
             rows.put(token(121), b"7/x", b"new").unwrap();
             assert_err!(rows.put(token(120), b"7/x", b"late"), Error::Fenced { .. });
         }
+    }
+}
+
+/// Nobody holds the fence any more, and its mark is the highest: while there is a key in it, whoever wrote that may go on.
+#[test]
+fn a_fence_with_a_key_keeps_its_mark_and_folds_once_the_key_is_gone() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let spaces: [(_, &[u8]); 3] =
+        [(key(&db, "keys"), b"kept/x"), (prefix(&db, "jobs"), b"kept/"), (whole(&db, "all"), b"")];
+    for (ks, fence) in spaces {
+        let lease = ks.lease(fence).acquire().unwrap();
+        let token = lease.token();
+        ks.put(token, b"kept/x", b"value").unwrap();
+        lease.release().unwrap();
+        for _ in 0..2 {
+            churn(&db);
+            db.compact().unwrap();
+            assert_eq!(ks.floor(), None, "{}", ks.name());
+            ks.put(token, b"kept/x", b"again").unwrap();
+        }
+        ks.delete(token, b"kept/x").unwrap();
+        churn(&db);
+        db.compact().unwrap();
+        assert_eq!(floor_of(&ks), token.get(), "{}", ks.name());
     }
 }
 

@@ -143,6 +143,7 @@ pub fn check_made(db: &Db, made: impl Into<Made>, known: u64, granted: u64) {
     assert_err!(rows.put(token(1000), b"r", b"x"), Error::NeedsFloor { .. });
     assert_err!(rows.delete(token(500), b"\x01"), Error::NeedsFloor { .. });
     assert_err!(rows.raise(token(1000), b"r"), Error::NeedsFloor { .. });
+    assert_err!(rows.retire_below(token(1000)), Error::NeedsFloor { .. });
     let external = KeyspaceOptions::new().tokens(Tokens::External);
     let later = db.keyspace("later", external).unwrap();
     assert_err!(later.put(token(1), b"a", b"x"), Error::NeedsFloor { .. });
