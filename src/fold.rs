@@ -138,7 +138,7 @@ impl Engine {
 mod tests {
     use crate::options::{KeyspaceOptions, Options};
     use crate::storage::SimDisk;
-    use crate::types::Ttl;
+    use crate::types::{Token, Ttl};
 
     #[test]
     fn what_a_lease_holds_back_is_told_until_a_round_finds_otherwise() {
@@ -149,14 +149,21 @@ mod tests {
         for n in 0..20u8 {
             jobs.lease(&[n]).acquire().unwrap().release().unwrap();
         }
+        // The last mark in the log is not the highest.
+        jobs.raise(Token::new(2).unwrap(), b"other").unwrap();
         db.compact().unwrap();
         // Its own among them.
-        assert_eq!((jobs.floor(), db.stats().held_back_marks), (None, 21));
+        assert_eq!((jobs.floor(), db.stats().held_back_marks), (None, 22));
         db.shared.engine.fold(&[]).unwrap();
-        assert_eq!(db.stats().held_back_marks, 21, "a round without marks knows nothing of them");
+        assert_eq!(db.stats().held_back_marks, 22, "a round without marks knows nothing of them");
         held.release().unwrap();
         db.compact().unwrap();
         assert_eq!(db.stats().held_back_marks, 0);
-        assert!(jobs.floor().is_some());
+        assert_eq!(jobs.floor().unwrap().mark.get(), 21, "the highest of all");
+        assert_eq!(
+            db.shared.engine.tail.lock().usage.carried(),
+            0,
+            "what a durable floor covers stays behind"
+        );
     }
 }

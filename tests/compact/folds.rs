@@ -86,7 +86,7 @@ fn a_grant_from_before_an_open_pins_the_floor_for_its_ttl() {
             churn(&db);
             db.compact().unwrap();
             assert!(floor_of(&jobs) < lease);
-            sim.clock.advance(secs(2));
+            sim.clock.advance(secs(1));
             churn(&db);
             db.compact().unwrap();
             churn(&db);
@@ -223,6 +223,21 @@ fn a_fence_with_a_key_keeps_its_mark_and_folds_once_the_key_is_gone() {
         db.compact().unwrap();
         assert_eq!(floor_of(&ks), token.get(), "{}", ks.name());
     }
+}
+
+/// A floor let the token in, so nothing but the versions of the key ever carried its mark.
+#[test]
+fn a_mark_that_only_a_delete_carries_folds() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let keys = key(&db, "keys");
+    let boss = key(&db, "other").lease(b"boss").acquire().unwrap();
+    keys.raise_all(boss.token()).unwrap();
+    keys.put(boss.token(), b"new", b"value").unwrap();
+    keys.delete(boss.token(), b"new").unwrap();
+    churn(&db);
+    db.compact().unwrap();
+    assert_eq!(keys.floor().unwrap().forgotten, Some(boss.token().into()));
 }
 
 /// One fence for the whole keyspace: its mark folds when it is empty, and a lease on it holds it.
