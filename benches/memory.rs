@@ -1,7 +1,7 @@
 //! What a key costs in memory, and how long the index pauses while it grows.
 //!
-//! Prints the heap that the look-ups take a key (as [`Stats::index_bytes`](tidewall::Stats) counts it) and what
-//! the rest takes, nearly all of it the keys in order for scans; then the longest single submits, in processor time
+//! Prints the heap that the look-ups take a key (as [`Stats::index_bytes`](tidewall::Stats) counts it), what the rest
+//! takes, and what the first scan adds, which puts the keys in order; then the longest single submits, in processor time
 //! (so that neither the disk nor other programs count) and by the clock; one that found too much in flight is asked
 //! again. A plain program, for its figures are sums. `KEYS` sets how many keys (default 1 000 000), each of 16 bytes
 //! with a value of 100.
@@ -52,6 +52,11 @@ fn main() {
         "heap a key, all else     {:.1} bytes",
         heap.saturating_sub(stats.index_bytes) as f64 / keys as f64
     );
+    let unordered = Region::new(HEAP);
+    assert_eq!(rows.iter().count() as u64, keys + 1);
+    let ordered = unordered.change();
+    let ordered = ordered.bytes_allocated.saturating_sub(ordered.bytes_deallocated) as u64;
+    println!("heap a key, once scanned {:.1} bytes more", ordered as f64 / keys as f64);
     println!("longest submits          {spent} of processor time; {passed} by the clock");
 }
 

@@ -3,6 +3,27 @@
 use std::time::Duration;
 use tidewall::*;
 
+mod readme {
+    include!("../examples/readme.rs");
+
+    pub fn run() -> Result<(), Box<dyn std::error::Error>> {
+        main()
+    }
+}
+
+#[test]
+fn the_example_of_the_readme_is_the_one_that_runs() {
+    assert!(include_str!("../README.md").contains(include_str!("../examples/readme.rs")));
+    let dir = tempfile::tempdir().unwrap();
+    std::env::set_current_dir(dir.path()).unwrap();
+    readme::run().unwrap();
+    let db = Options::new().must_exist().open("data").unwrap();
+    let jobs = db.keyspace("jobs", KeyspaceOptions::new().scope(Scope::Prefix(b'/'))).unwrap();
+    assert_eq!(jobs.prefix(b"7/").count(), 2);
+    // A directory that is the current one is not removed everywhere.
+    std::env::set_current_dir(std::env::temp_dir()).unwrap();
+}
+
 #[test]
 fn a_paused_worker_is_fenced() {
     let dir = tempfile::tempdir().unwrap();
