@@ -196,11 +196,11 @@ impl Acquire {
                     self.stage = Stage::Behind { lsn: busy.rests_on, group: busy.group };
                     return Ok(());
                 }
-                let held = (waits.is_none() || by_me).then(|| engine.held(&plan.name, &busy));
+                let held = (waits.is_none() || by_me).then(|| engine.held(state, &ask, &busy));
                 (held, Some(busy))
             }
             Attempt::Queued(_) if waits.is_some() => (None, None),
-            Attempt::Queued(owner) => (Some(engine.held_by(&plan.name, owner, Some(Duration::ZERO))), None),
+            Attempt::Queued(owner) => (Some(engine.held_by(state, &ask, owner, Some(Duration::ZERO))), None),
         };
         if let Some(held) = held {
             return Err(held);

@@ -182,7 +182,7 @@ impl Engine {
         for fence in fences {
             let grant = self.leases.current(fence.keyspace.id, fence.name);
             if !grant.is_some_and(|grant| grant.token() == fence.token && grant.is_live(now)) {
-                return Err(Error::Expired { token: fence.token }.into());
+                return Err(fence.keyspace.expired(fence.name, fence.token).into());
             }
         }
         Ok(())
@@ -209,17 +209,19 @@ impl Engine {
         // The mark is shown, whichever of the two refuses; nothing shown may be taken back by a crash.
         let rests_on = own.lsn.max(keyspace.floor_lsn());
         match refusal {
-            Refusal::Fenced => Refused { error: fenced(token, fence.name, own, floor), rests_on },
+            Refusal::Fenced => Refused { error: fenced(token, keyspace, fence.name, own, floor), rests_on },
             Refusal::Unknown => {
                 let mark = fence::mark(own.mark, floor);
-                let error = Error::UnknownToken { token, mark, fence: Excerpt::new(fence.name) };
+                let (keyspace, fence) = (keyspace.excerpt(), Excerpt::new(fence.name));
+                let error = Error::UnknownToken { token, mark, keyspace, fence };
                 Refused { error, rests_on }
             }
             Refusal::Jump => {
                 let rule = keyspace.rule();
                 let (highest, cap) = (Mark::from_number(rule.highest), rule.jump_cap.unwrap_or(u64::MAX));
                 // Nobody knows which op was the highest one: it is appended.
-                Refused { error: Error::TokenJump { token, highest, cap }, rests_on: tail.last() }
+                let keyspace = keyspace.excerpt();
+                Refused { error: Error::TokenJump { token, highest, keyspace, cap }, rests_on: tail.last() }
             }
         }
     }
@@ -240,7 +242,8 @@ impl Engine {
         if holds {
             return Ok(());
         }
-        Err(Refused { error: Error::Conflict { key: Excerpt::new(key), found }, rests_on })
+        let error = Error::Conflict { keyspace: keyspace.excerpt(), key: Excerpt::new(key), found };
+        Err(Refused { error, rests_on })
     }
 }
 

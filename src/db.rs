@@ -162,8 +162,8 @@ impl Db {
     /// Opens a keyspace, creating it (durably) where it is missing.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when it exists with other options, naming the difference, or has an
-    /// impossible name; [`Error::ReadOnly`] when it would have to be created.
+    /// [`Error::InvalidArgument`] when it exists with other options, naming the difference, has an impossible name, or
+    /// would be one more than [`MAX_KEYSPACES`](crate::MAX_KEYSPACES); [`Error::ReadOnly`] when it would have to be created.
     pub fn keyspace(&self, name: &str, options: KeyspaceOptions) -> Result<Keyspace> {
         check_keyspace_name(name)?;
         options.check()?;
@@ -184,11 +184,10 @@ impl Db {
         let engine = &self.shared.engine;
         let count = engine.keyspaces.read().len();
         if count >= MAX_KEYSPACES {
-            return Err(Error::TooLarge {
-                what: "the number of keyspaces",
-                size: count + 1,
-                limit: MAX_KEYSPACES,
-            });
+            return Err(Error::invalid(format!(
+                "keyspace {name:?} would be one more than the {MAX_KEYSPACES} that a store holds: tell things apart \
+                 by the beginning of their keys"
+            )));
         }
         let id = KeyspaceId(count as u16 + 1);
         // The copy may be older than a keyspace of this name: what was admitted there is not known here.
@@ -302,8 +301,8 @@ impl Db {
         done
     }
 
-    /// Makes everything submitted durable, seals the log, and gives the directory free. Later calls on
-    /// other handles answer [`Error::Closed`].
+    /// Makes everything submitted durable, seals the log, and lets go of the directory, so that it can be opened
+    /// again. Later calls on other handles answer [`Error::Closed`].
     ///
     /// # Errors
     /// [`Error::Indeterminate`], [`Error::Poisoned`]: what was submitted and not waited for may be lost.
@@ -327,6 +326,9 @@ impl fmt::Debug for Shared {
 fn open_dir(dir: &Path, existing: bool) -> Result<Arc<dyn Storage>> {
     let opened = if existing { Disk::existing(dir) } else { Disk::create(dir) };
     match opened {
+        _ if dir.as_os_str().is_empty() => {
+            Err(Error::invalid("the path of the store is empty: name a directory"))
+        }
         Ok(disk) => Ok(Arc::new(disk)),
         Err(e) => Err(Error::io(format!("opening the directory {}", dir.display()), e)),
     }
@@ -352,7 +354,8 @@ pub(crate) fn check_exists(storage: &dyn Storage) -> Result<()> {
     match storage.open(name::STORE, Access::Read) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             check_no_segments(storage)?;
-            Err(Error::io(format!("opening the store in {}", storage.describe()), e))
+            let missing = io::Error::new(e.kind(), "there is no store (no file STORE)");
+            Err(Error::io(format!("opening the store in {}", storage.describe()), missing))
         }
         // Whatever else is the matter with it is found when it is read.
         _ => Ok(()),

@@ -15,15 +15,22 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Someone newer holds this fence. Stop: retrying cannot help. Acquire again if the work is
-    /// still yours to do.
-    #[error("token {token} is fenced: the mark of {fence} is {mark}; stop, or acquire again ({last_op})")]
+    /// The mark has passed this token: by a newer holder, a raise (of the fence, or of the floor of its
+    /// keyspace), a break, or the folding of marks whose leases are over. Stop: retrying cannot help. Acquire
+    /// again if the work is still yours to do.
+    #[error(
+        "token {token} is fenced: the mark of {} is {mark}; stop, or acquire again{}",
+        Place(keyspace, fence),
+        last_op.ending()
+    )]
     Fenced {
         /// What was presented.
         token: Token,
         /// What stands.
         mark: Mark,
-        /// The fence, printable.
+        /// The keyspace, printable.
+        keyspace: Excerpt,
+        /// The fence, printable; empty for the floor of the keyspace.
         fence: Excerpt,
         /// What is known of the last operation written under the presented token.
         last_op: LastOp,
@@ -31,21 +38,24 @@ pub enum Error {
     /// The token was never granted for this fence. Acquire a lease on this fence, or create the
     /// keyspace with [`Tokens::External`](crate::Tokens::External) if tokens come from elsewhere.
     #[error(
-        "token {token} was not granted for {fence} (its mark is {mark}): acquire a lease on this fence, \
-         or create the keyspace with `Tokens::External`"
+        "token {token} was not granted for {} (its mark is {mark}): acquire a lease on this fence, \
+         or create the keyspace with `Tokens::External`",
+        Place(keyspace, fence)
     )]
     UnknownToken {
         /// What was presented.
         token: Token,
         /// What stands (0: none yet).
         mark: Mark,
-        /// The fence, printable.
+        /// The keyspace, printable.
+        keyspace: Excerpt,
+        /// The fence, printable; empty for the floor of the keyspace.
         fence: Excerpt,
     },
     /// An external token is further above the highest one of the keyspace than the keyspace's cap
     /// allows. Check the source; if the jump is right, `raise_all` with the token admits it.
     #[error(
-        "token {token} jumps more than {cap} above {highest}, the highest the keyspace has admitted: \
+        "token {token} jumps more than {cap} above {highest}, the highest that keyspace {keyspace} has admitted: \
          check its source, or raise_all with it"
     )]
     TokenJump {
@@ -53,6 +63,8 @@ pub enum Error {
         token: Token,
         /// The highest token the keyspace has admitted.
         highest: Mark,
+        /// The keyspace, printable.
+        keyspace: Excerpt,
         /// The most a token may exceed it.
         cap: u64,
     },
@@ -87,35 +99,47 @@ pub enum Error {
         keyspace: String,
     },
     /// A condition of the batch does not hold. Read again, decide again.
-    #[error("condition on key {key} does not hold: found {found}")]
+    #[error("condition on key {key} of keyspace {keyspace} does not hold: found {found}")]
     Conflict {
+        /// The keyspace, printable.
+        keyspace: Excerpt,
         /// The key, printable.
         key: Excerpt,
         /// What stands there.
         found: Found,
     },
     /// Someone holds the lease. Wait `remaining`, or for their release.
-    #[error("the lease on {fence} is held by {owner} for another {remaining:?}")]
+    #[error("the lease on {} is held by {owner}{}", Place(keyspace, fence), Hold(remaining, *by_asker))]
     Held {
+        /// The keyspace, printable.
+        keyspace: Excerpt,
         /// The fence, printable.
         fence: Excerpt,
-        /// Who holds it.
+        /// Who holds it, or is the next to.
         owner: OwnerId,
+        /// It is the very owner who asks.
+        by_asker: bool,
         /// Time left unless renewed; `None` for a lease without an end.
         remaining: Option<Duration>,
     },
     /// This grant is not the live one of its fence: it was released, broken, taken over, or never
     /// made. Acquire again.
-    #[error("the lease with token {token} on {fence} is not held: acquire again")]
+    #[error("the lease with token {token} on {} is not held: acquire again", Place(keyspace, fence))]
     NotHeld {
+        /// The keyspace, printable.
+        keyspace: Excerpt,
         /// The fence, printable.
         fence: Excerpt,
         /// The token of the grant that was asked for.
         token: Token,
     },
     /// The lease ran out. Acquire again.
-    #[error("the lease with token {token} has expired: acquire again")]
+    #[error("the lease with token {token} on {} has expired: acquire again", Place(keyspace, fence))]
     Expired {
+        /// The keyspace, printable.
+        keyspace: Excerpt,
+        /// The fence, printable.
+        fence: Excerpt,
         /// The token of the grant.
         token: Token,
     },
@@ -196,7 +220,9 @@ pub enum Error {
         /// What the disk said.
         cause: Cause,
     },
-    /// A write or sync failed earlier; nothing is acknowledged any more. Reopen the store.
+    /// A write or sync failed earlier; nothing is acknowledged any more. Reopen the store: drop or
+    /// [close](crate::Db::close) this one, open it again, and make every [`Keyspace`](crate::Keyspace) anew, for
+    /// those of before belong to the old opening.
     #[error("the store is poisoned by an earlier failure: {cause}; reopen it")]
     Poisoned {
         /// What the disk said.
@@ -214,12 +240,12 @@ pub enum Error {
     #[error("the store is closed")]
     Closed,
     /// The file system failed a call that is not part of a commit. Nothing was applied.
-    #[error("{context}: {source}")]
+    #[error("{context}: {cause}")]
     Io {
         /// What was being done, to what.
         context: String,
         /// What the file system said.
-        source: Cause,
+        cause: Cause,
     },
 }
 
@@ -246,8 +272,8 @@ impl Error {
         Error::InvalidArgument(what.into())
     }
 
-    pub(crate) fn io(context: impl Into<String>, source: io::Error) -> Self {
-        Error::Io { context: context.into(), source: Cause::from(source) }
+    pub(crate) fn io(context: impl Into<String>, cause: io::Error) -> Self {
+        Error::Io { context: context.into(), cause: Cause::from(cause) }
     }
 
     pub(crate) fn corrupt(file: impl Into<String>, offset: u64, what: impl Into<String>) -> Self {
@@ -267,12 +293,52 @@ impl Error {
         )
     }
 
+    /// What the file system said, where it is behind this error. It stands in the message already, so it is not
+    /// handed out as a [`source`](std::error::Error::source) too: a chain of errors prints it once.
+    pub fn cause(&self) -> Option<&Cause> {
+        match self {
+            Error::Indeterminate { cause } | Error::Poisoned { cause } | Error::Io { cause, .. } => {
+                Some(cause)
+            }
+            _ => None,
+        }
+    }
+
     /// Whether the failed call may have been applied.
     pub fn outcome(&self) -> Outcome {
         match self {
             Error::Indeterminate { .. } | Error::StaleOp { .. } => Outcome::Unknown,
             Error::Duplicate { .. } => Outcome::Applied,
             _ => Outcome::NotApplied,
+        }
+    }
+}
+
+/// A fence, in a message. The one without a name stands for the whole keyspace: it is its only fence, or its floor.
+struct Place<'a>(&'a Excerpt, &'a Excerpt);
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Place(keyspace, fence) = self;
+        if fence.bytes().is_empty() {
+            return write!(f, "the whole keyspace {keyspace}");
+        }
+        write!(f, "{fence} in keyspace {keyspace}")
+    }
+}
+
+/// Until when a lease is held, and whether by the one who asks.
+struct Hold<'a>(&'a Option<Duration>, bool);
+
+impl fmt::Display for Hold<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Hold(remaining, by_asker) = self;
+        if *by_asker {
+            f.write_str(", who asks for it,")?;
+        }
+        match remaining {
+            Some(time) => write!(f, " for another {time:.1?}"),
+            None => f.write_str(" without an end"),
         }
     }
 }
@@ -287,6 +353,16 @@ pub enum LastOp {
     Nothing,
     /// Too long ago: the store no longer knows.
     Unknown,
+}
+
+impl LastOp {
+    /// The end of a message. Most writers number nothing, and are told nothing of it.
+    fn ending(&self) -> String {
+        match self {
+            LastOp::Committed(_) => format!(" ({self})"),
+            LastOp::Nothing | LastOp::Unknown => String::new(),
+        }
+    }
 }
 
 impl fmt::Display for LastOp {
@@ -354,6 +430,7 @@ impl fmt::Display for Cause {
 
 impl std::error::Error for Cause {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(self.0.as_ref())
+        // Its own message is this one's already.
+        self.0.source()
     }
 }

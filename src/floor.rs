@@ -56,7 +56,7 @@ impl Keyspace {
         if !holds(durable) && fence::is_fenced(token, 0, durable) {
             // At once, and of a poisoned store too: the durable floor alone says so.
             engine.counters.fenced.add_one();
-            return Err(fenced(token, b"", &FenceState::default(), durable));
+            return Err(fenced(token, &self.state, b"", &FenceState::default(), durable));
         }
         let (answer, already) = engine.with_room(room(frame_bytes(1, 1), 1), Need::Privileged, |tail| {
             let old = self.state.floor_appended();
@@ -72,13 +72,14 @@ impl Keyspace {
                     Ok(lsn)
                 }
                 Err(Refusal::Fenced) => Err(Refused {
-                    error: fenced(token, b"", &FenceState::default(), old),
+                    error: fenced(token, &self.state, b"", &FenceState::default(), old),
                     rests_on: self.state.floor_lsn(),
                 }),
                 Err(_) => Err(Refused {
                     error: Error::UnknownToken {
                         token,
                         mark: Mark::from_number(old.mark()),
+                        keyspace: self.state.excerpt(),
                         fence: Excerpt::new(b""),
                     },
                     rests_on: self.state.floor_lsn(),
@@ -140,7 +141,7 @@ impl Keyspace {
             let judged = if self.state.is_closed() {
                 Err(Refused::from(Error::NeedsFloor { keyspace: self.state.name.clone() }))
             } else if fence::is_fenced(token, 0, old) {
-                let error = fenced(token, b"", &FenceState::default(), old);
+                let error = fenced(token, &self.state, b"", &FenceState::default(), old);
                 Err(Refused { error, rests_on: self.state.floor_lsn() })
             } else if already {
                 Ok(self.state.floor_lsn())

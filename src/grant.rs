@@ -222,7 +222,7 @@ impl Engine {
     }
 
     /// Who is in the way, and for how long. Upholds D4: not before what is in the way is durable.
-    pub fn held(&self, name: &[u8], busy: &Busy) -> Error {
+    pub fn held(&self, keyspace: &KeyspaceState, ask: &Ask<'_>, busy: &Busy) -> Error {
         let now = self.options.clock.now();
         let soonest = busy
             .grants
@@ -230,12 +230,24 @@ impl Engine {
             .map(|grant| (grant.remaining(now), grant.owner()))
             .min_by_key(|(remaining, _)| remaining.unwrap_or(std::time::Duration::MAX));
         let Some((remaining, owner)) = soonest else { return Error::Closed };
-        self.held_by(name, owner, remaining)
+        self.held_by(keyspace, ask, owner, remaining)
     }
 
-    pub fn held_by(&self, name: &[u8], owner: OwnerId, remaining: Option<std::time::Duration>) -> Error {
+    pub fn held_by(
+        &self,
+        keyspace: &KeyspaceState,
+        ask: &Ask<'_>,
+        owner: OwnerId,
+        remaining: Option<std::time::Duration>,
+    ) -> Error {
         self.counters.lease_refusals.fetch_add(1, Ordering::Relaxed);
-        Error::Held { fence: Excerpt::new(name), owner, remaining }
+        Error::Held {
+            keyspace: keyspace.excerpt(),
+            fence: Excerpt::new(ask.name),
+            owner,
+            by_asker: ask.slots.is_none() && owner == ask.terms.owner,
+            remaining,
+        }
     }
 
     /// The live grant that (key, token, owner) names: ownership is checked in one place.
@@ -249,36 +261,45 @@ impl Engine {
         self.leases
             .current(keyspace.id, fence)
             .filter(|grant| grant.token() == token && grant.owner() == owner && !grant.is_ended())
-            .ok_or(Error::NotHeld { fence: Excerpt::new(fence), token })
+            .ok_or_else(|| keyspace.not_held(fence, token))
     }
 
     /// Renews a grant for its remote holder; answers the deadline.
     pub fn renew(&self, keyspace: &KeyspaceState, fence: &[u8], token: Token, owner: OwnerId) -> Result<u64> {
         let grant = self.owned(keyspace, fence, token, owner)?;
-        self.renew_grant(fence, &grant, self.options.clock.now(), u64::MAX)
+        self.renew_grant(keyspace, fence, &grant, self.options.clock.now(), u64::MAX)
     }
 
     /// Renews a grant, by one compare-and-swap; no lock and no I/O.
-    pub fn renew_grant(&self, fence: &[u8], grant: &Grant, now: u64, limit: u64) -> Result<u64> {
+    pub fn renew_grant(
+        &self,
+        keyspace: &KeyspaceState,
+        fence: &[u8],
+        grant: &Grant,
+        now: u64,
+        limit: u64,
+    ) -> Result<u64> {
         if self.cause.get().is_some() || self.closed.load(Ordering::Acquire) {
             self.check_open()?;
         }
-        match grant.renew(now, limit) {
-            Ok(renewed) => {
-                self.counters.renewals.fetch_add(1, Ordering::Relaxed);
-                if renewed.is_late {
-                    self.counters.late_renewals.fetch_add(1, Ordering::Relaxed);
-                }
-                Ok(renewed.until)
-            }
-            Err(RenewError::Expired) => Err(Error::Expired { token: grant.token() }),
+        match self.renew_open(grant, now, limit) {
+            Ok(until) => Ok(until),
+            Err(RenewError::Expired) => Err(keyspace.expired(fence, grant.token())),
             Err(RenewError::Ended) if grant.ending() == Some(Ending::Expired) => {
-                Err(Error::Expired { token: grant.token() })
+                Err(keyspace.expired(fence, grant.token()))
             }
-            Err(RenewError::Ended | RenewError::Pending) => {
-                Err(Error::NotHeld { fence: Excerpt::new(fence), token: grant.token() })
-            }
+            Err(RenewError::Ended | RenewError::Pending) => Err(keyspace.not_held(fence, grant.token())),
         }
+    }
+
+    /// The same of a store that is open.
+    pub fn renew_open(&self, grant: &Grant, now: u64, limit: u64) -> Result<u64, RenewError> {
+        let renewed = grant.renew(now, limit)?;
+        self.counters.renewals.fetch_add(1, Ordering::Relaxed);
+        if renewed.is_late {
+            self.counters.late_renewals.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(renewed.until)
     }
 
     /// Releases a grant for its remote holder.
@@ -293,7 +314,7 @@ impl Engine {
         if self.release_grant(keyspace, fence, &grant) {
             return Ok(());
         }
-        Err(Error::NotHeld { fence: Excerpt::new(fence), token })
+        Err(keyspace.not_held(fence, token))
     }
 
     /// Ends a grant at once, without I/O and, where nobody waits, without a lock. Says whether it was still

@@ -63,6 +63,9 @@ impl Keyspace {
 ///
 /// Holding it is no proof that it is still valid: a paused thread finds out only when it asks. What
 /// protects the data is [`Lease::token`] in every write. See the [guide](crate::guide).
+///
+/// It does not keep the store open: when the [`Db`](crate::Db) and all keyspaces of it are dropped, the store is
+/// closed and the lease is over. A lease that is not kept is released at once, as in `acquire()?.token()`.
 #[must_use = "dropping a lease releases it"]
 pub struct Lease {
     engine: Arc<Engine>,
@@ -129,7 +132,7 @@ impl Lease {
     /// [`Error::Expired`], [`Error::NotHeld`]: it is over, for ever; acquire again.
     pub fn renew(&self) -> Result<()> {
         let now = self.engine.options.clock.now();
-        self.engine.renew_grant(&self.fence, &self.grant, now, u64::MAX).map(drop)
+        self.engine.renew_grant(&self.keyspace, &self.fence, &self.grant, now, u64::MAX).map(drop)
     }
 
     /// Sees to it that the lease lasts at least `time` from now, renewing it if it would not: for the start of
@@ -160,8 +163,9 @@ impl Lease {
     }
 
     /// Has the store's own thread renew the lease, at a third of its ttl, until it is released or lost, and at
-    /// most for `max_hold` from now: what hangs for longer than that is not to keep others out. A runtime
-    /// without a free thread, or a long computation, no longer loses the lease.
+    /// most for `max_hold` from now: what hangs for longer than that is not to keep others out. `max_hold` is at
+    /// least the ttl, for which the lease lasts in any case. A runtime without a free thread, or a long
+    /// computation, no longer loses the lease.
     ///
     /// The last renewal ends with `max_hold`, and calling this again moves it.
     ///
@@ -177,8 +181,9 @@ impl Lease {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Expired`], [`Error::NotHeld`]: it is over. [`Error::InvalidArgument`]: a lease without an end
-    /// needs no renewing, and a store [without threads](crate::Options::without_threads) has nobody to do it.
+    /// [`Error::Expired`], [`Error::NotHeld`]: it is over. [`Error::InvalidArgument`]: a `max_hold` shorter than the
+    /// ttl (ask for a shorter ttl), a lease without an end, which needs no renewing, or a store
+    /// [without threads](crate::Options::without_threads), which has nobody to do it.
     pub fn keep_alive(&self, max_hold: Duration) -> Result<()> {
         if self.grant.ttl() == Ttl::INFINITE {
             return Err(Error::invalid("a lease without an end is not renewed: give it a ttl"));
@@ -186,13 +191,21 @@ impl Lease {
         if !self.engine.options.background {
             return Err(Error::invalid("a store without threads renews nothing by itself: call `renew`"));
         }
+        if let Some(ttl) = self.grant.ttl().duration()
+            && max_hold < ttl
+        {
+            return Err(Error::invalid(format!(
+                "a hold of at most {max_hold:?} is shorter than the ttl of {ttl:?}, which the lease lasts anyway: ask \
+                 for a shorter ttl"
+            )));
+        }
         let now = self.engine.options.clock.now();
         let until = now.saturating_add(u64::try_from(max_hold.as_nanos()).unwrap_or(u64::MAX));
-        self.engine.renew_grant(&self.fence, &self.grant, now, until)?;
+        self.engine.renew_grant(&self.keyspace, &self.fence, &self.grant, now, until)?;
         let next = self.engine.next_renewal(&self.grant, now);
         let keep = next.map(|next| Keep { next, until });
         if !self.engine.watches.keep(&self.grant, keep, now) {
-            return Err(Error::NotHeld { fence: Excerpt::new(&self.fence), token: self.token() });
+            return Err(self.keyspace.not_held(&self.fence, self.token()));
         }
         self.engine.bell.nudge();
         Ok(())
@@ -225,7 +238,7 @@ impl Lease {
         if self.engine.release_grant(&self.keyspace, &self.fence, &self.grant) {
             return Ok(());
         }
-        Err(Error::NotHeld { fence: Excerpt::new(&self.fence), token: self.token() })
+        Err(self.keyspace.not_held(&self.fence, self.token()))
     }
 }
 
@@ -254,7 +267,7 @@ impl fmt::Debug for Lease {
 /// whatever it was, by the store's own thread; a clock that jumps without saying so (a suspended machine) is
 /// noticed within a quarter of a second. In a store [without threads](crate::Options::without_threads) it
 /// has to be polled again and again. Once it has answered, the lease is over for ever, also by a clock that
-/// goes back.
+/// goes back. It does not keep the store open: closing that ends the lease, with [`Ending::Closed`].
 #[must_use = "it does nothing until it is waited for or polled"]
 pub struct Lost {
     engine: Arc<Engine>,

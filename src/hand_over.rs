@@ -115,9 +115,10 @@ impl Engine {
 
     /// Renews a grant that is kept alive; when to do so again, if at all.
     fn keep_alive(&self, grant: &Grant, keep: Keep, now: u64) -> Option<Keep> {
-        if now >= keep.until || self.renew_grant(b"", grant, now, keep.until).is_err() {
+        if now >= keep.until || self.check_open().is_err() {
             return None;
         }
+        self.renew_open(grant, now, keep.until).ok()?;
         Some(Keep { next: self.next_renewal(grant, now)?, ..keep })
     }
 

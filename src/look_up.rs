@@ -242,7 +242,7 @@ impl Engine {
         let floor = keyspace.floor_durable();
         if is_fenced(token, state.mark, floor) {
             self.counters.fenced.add_one();
-            return Err(fenced(token, fence, &state, floor));
+            return Err(fenced(token, keyspace, fence, &state, floor));
         }
         Ok(seen)
     }
@@ -272,10 +272,17 @@ fn is_head_named(head: &Head, key: &[u8], keyspace: &KeyspaceState, class: Class
 }
 
 /// The refusal, with what the loser wants to know.
-pub(crate) fn fenced(token: Token, fence: &[u8], own: &FenceState, floor: Floor) -> Error {
+pub(crate) fn fenced(
+    token: Token,
+    keyspace: &KeyspaceState,
+    fence: &[u8],
+    own: &FenceState,
+    floor: Floor,
+) -> Error {
     Error::Fenced {
         token,
         mark: mark(own.mark, floor),
+        keyspace: keyspace.excerpt(),
         fence: Excerpt::new(fence),
         last_op: last_op(token, own, floor),
     }

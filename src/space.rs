@@ -2,13 +2,14 @@
 //!
 //! Promises that a floor only rises (F2). Read next: `engine.rs`, which holds them.
 
+use crate::error::Error;
 use crate::fence::{Floor, Rule};
 use crate::format::header::Listed;
 use crate::index::OrderedKeys;
 use crate::log::segment::Segment;
 use crate::options::KeyspaceOptions;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
-use crate::types::{KeyspaceId, Lsn, SegmentId, Token};
+use crate::types::{Excerpt, KeyspaceId, Lsn, SegmentId, Token};
 
 /// One keyspace in memory.
 #[derive(Debug)]
@@ -43,6 +44,21 @@ impl KeyspaceState {
             names_fences: AtomicBool::new(false),
             numbers_ops: AtomicBool::new(false),
         }
+    }
+
+    /// The name, for messages.
+    pub fn excerpt(&self) -> Excerpt {
+        Excerpt::new(self.name.as_bytes())
+    }
+
+    /// The answer to a holder whose grant ran out.
+    pub fn expired(&self, fence: &[u8], token: Token) -> Error {
+        Error::Expired { keyspace: self.excerpt(), fence: Excerpt::new(fence), token }
+    }
+
+    /// The answer to one whose grant is not the live one.
+    pub fn not_held(&self, fence: &[u8], token: Token) -> Error {
+        Error::NotHeld { keyspace: self.excerpt(), fence: Excerpt::new(fence), token }
     }
 
     /// The fence of a key, by the scope.

@@ -15,7 +15,8 @@ use std::ops::{Bound, RangeBounds};
 /// Everything as it was at one lsn: whole batches or none of them. Made by
 /// [`Db::snapshot`](crate::Db::snapshot); owned, `Send`, and free of lifetimes.
 ///
-/// What it may still need stays on disk while it lives.
+/// What it may still need stays on disk while it lives. It does not keep the store open: that is closed when the
+/// [`Db`](crate::Db) and all keyspaces of it are dropped, and a keyspace of a later opening is not one of this snapshot.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Snapshot {
@@ -76,7 +77,8 @@ impl Snapshot {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "keyspace {:?} belongs to another store than the snapshot",
+            "keyspace {:?} belongs to another store than the snapshot, or to an earlier opening of it: open the \
+             keyspace again",
             keyspace.name()
         )))
     }

@@ -201,7 +201,7 @@ fn a_segment_size_outside_of_its_bounds_is_refused_before_anything_is_made() {
 }
 
 fn is_io(error: &Error, kind: std::io::ErrorKind) -> bool {
-    matches!(error, Error::Io { source, .. } if source.kind() == kind)
+    matches!(error, Error::Io { cause, .. } if cause.kind() == kind)
 }
 
 #[test]
@@ -218,6 +218,24 @@ fn a_directory_that_is_none_is_named() {
     }
     assert_eq!(fs::read(&file).unwrap(), b"mine");
     assert!(!orphan.parent().unwrap().exists());
+    for options in [Options::new(), Options::new().must_exist(), Options::new().read_only()] {
+        let error = options.open("").unwrap_err();
+        assert!(
+            matches!(&error, Error::InvalidArgument(what) if what.contains("path of the store is empty")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn what_the_file_system_said_stands_once_in_a_chain_of_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = Db::open(dir.path().join("missing").join("d")).unwrap_err();
+    let cause = error.cause().expect("the file system said no").clone();
+    assert_eq!(cause.kind(), std::io::ErrorKind::NotFound);
+    let chain = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+    let chain: Vec<_> = chain.map(|error| error.to_string()).collect();
+    assert_eq!(chain.join(": ").matches(&cause.to_string()).count(), 1, "{chain:?}");
 }
 
 #[test]
@@ -231,6 +249,8 @@ fn a_store_that_must_exist_is_not_made_and_nothing_is_left_behind() {
             let error = options.clone().open(path).unwrap_err();
             assert!(is_io(&error, std::io::ErrorKind::NotFound), "{error:?}");
         }
+        let error = options.clone().open(&empty).unwrap_err().to_string();
+        assert!(error.ends_with("there is no store (no file STORE)"), "{error}");
         assert!(!missing.exists());
         assert_eq!(fs::read_dir(&empty).unwrap().count(), 0);
     }

@@ -9,6 +9,7 @@ mod leasekit;
 use leasekit::{eventually, ms, open_sim, poll_once, sim, store};
 use std::io;
 use std::thread;
+use std::time::Duration;
 use tidewall::storage::{CallKind, Fault};
 use tidewall::{Error, Options, OwnerId, Token, Ttl};
 
@@ -342,7 +343,7 @@ fn a_lease_taken_away_from_outside_wedges_nobody() {
 fn keeping_alive_belongs_to_the_grant_not_to_the_thread() {
     let store = store();
     let first = store.jobs.lease(b"f").ttl(ms(90)).acquire().unwrap();
-    first.keep_alive(ms(60)).unwrap();
+    first.keep_alive(ms(100)).unwrap();
     store.clock.advance(ms(200));
     let second = store.jobs.lease(b"f").ttl(ms(90)).wait(ms(1000)).acquire().unwrap();
     second.keep_alive(ms(100_000)).unwrap();
@@ -500,7 +501,24 @@ fn a_refusal_says_what_to_do() {
     store.jobs.break_lease(b"f", "test").unwrap();
     let new = store.jobs.lease(b"f").acquire().unwrap();
     let fenced = store.jobs.put(old.token(), b"f", b"late").unwrap_err().to_string();
-    assert!(fenced.contains("token 1 is fenced: the mark of \"f\" is 3; stop, or acquire again"), "{fenced}");
+    assert_eq!(
+        fenced,
+        "token 1 is fenced: the mark of \"f\" in keyspace \"jobs\" is 3; stop, or acquire again"
+    );
+    store.clock.advance(Duration::from_nanos(77_698));
     let held = store.jobs.lease(b"f").acquire().unwrap_err().to_string();
-    assert!(held.contains(&new.owner().to_string()) && held.contains("10s"), "{held}");
+    let said =
+        format!("the lease on \"f\" in keyspace \"jobs\" is held by {} for another 10.0s", new.owner());
+    assert_eq!(held, said);
+    let held = store.jobs.lease(b"f").owner(new.owner()).acquire().unwrap_err().to_string();
+    assert!(held.ends_with(", who asks for it, for another 10.0s"), "{held}");
+    let _for_ever = store.jobs.lease(b"g").ttl(Ttl::INFINITE).acquire().unwrap();
+    let held = store.jobs.lease(b"g").acquire().unwrap_err().to_string();
+    assert!(held.ends_with(" without an end"), "{held}");
+    let (token, owner) = (new.token(), new.owner());
+    store.clock.advance(ms(10_000));
+    let over = store.jobs.renew(b"f", token, owner).unwrap_err().to_string();
+    assert_eq!(over, "the lease with token 3 on \"f\" in keyspace \"jobs\" has expired: acquire again");
+    let over = store.jobs.renew(b"f", token, owner).unwrap_err().to_string();
+    assert_eq!(over, "the lease with token 3 on \"f\" in keyspace \"jobs\" is not held: acquire again");
 }

@@ -135,6 +135,22 @@ fn a_lease_is_never_renewed_beyond_its_longest_hold() {
     }
 }
 
+/// A ttl is the least that a lease lasts: a shorter hold would be promised, and not kept.
+#[test]
+fn a_longest_hold_below_the_ttl_is_refused_and_changes_nothing() {
+    let store = store();
+    let lease = store.jobs.lease(b"f").ttl(ms(10_000)).acquire().unwrap();
+    let refused = lease.keep_alive(ms(9_999)).unwrap_err();
+    assert!(matches!(refused, Error::InvalidArgument(_)), "{refused}");
+    for said in ["9.999s", "10s", "shorter ttl"] {
+        assert!(refused.to_string().contains(said), "{refused}");
+    }
+    assert_eq!((store.db.stats().renewals, store.db.stats().watched_leases), (0, 0));
+    lease.keep_alive(ms(10_000)).unwrap();
+    store.clock.advance(ms(10_000));
+    assert!(!lease.is_live());
+}
+
 #[test]
 fn keeping_alive_ends_with_the_lease_however_that_ends() {
     let store = store();
@@ -156,7 +172,7 @@ fn keeping_alive_ends_with_the_lease_however_that_ends() {
         assert!(store.jobs.lease(key).acquire().is_ok());
     }
     assert_eq!(store.db.stats().renewals, renewals);
-    assert!(matches!(broken.keep_alive(ms(1)), Err(Error::NotHeld { .. } | Error::Expired { .. })));
+    assert!(matches!(broken.keep_alive(ms(90)), Err(Error::NotHeld { .. } | Error::Expired { .. })));
     let for_ever = store.jobs.lease(b"d").ttl(Ttl::INFINITE).acquire().unwrap();
     assert!(matches!(for_ever.keep_alive(ms(1)), Err(Error::InvalidArgument(_))));
 }

@@ -191,10 +191,27 @@ fn an_unknown_token_says_what_to_do() {
     let error = ks.put(token(7), b"job-1", b"x").unwrap_err();
     assert_eq!(
         error.to_string(),
-        "token 7 was not granted for \"job-1\" (its mark is 0): acquire a lease on this fence, or create \
-         the keyspace with `Tokens::External`"
+        "token 7 was not granted for \"job-1\" in keyspace \"k\" (its mark is 0): acquire a lease on this fence, or \
+         create the keyspace with `Tokens::External`"
     );
     assert_eq!((error.is_retryable(), error.outcome()), (false, Outcome::NotApplied));
+}
+
+/// What concerns no fence but the whole keyspace says so.
+#[test]
+fn a_refusal_by_the_floor_names_the_keyspace() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let rows = external(&db);
+    rows.raise_all(token(9)).unwrap();
+    let lower = rows.raise_all(token(8)).unwrap_err().to_string();
+    assert_eq!(
+        lower,
+        "token 8 is fenced: the mark of the whole keyspace \"rows\" is 9; stop, or acquire again"
+    );
+    let (_db, keys) = store_keys(&Sim::new(), Scope::Key);
+    let unknown = keys.raise_all(token(999)).unwrap_err().to_string();
+    assert!(unknown.starts_with("token 999 was not granted for the whole keyspace"), "{unknown}");
 }
 
 #[test]
@@ -207,8 +224,8 @@ fn a_fenced_writer_is_told_the_fence_both_numbers_and_what_to_do() {
     let error = rows.put(token(41), b"a\n", b"late").unwrap_err();
     assert_eq!(
         error.to_string(),
-        "token 41 is fenced: the mark of \"a\\n\" is 42; stop, or acquire again (the last operation \
-         committed under it is 3)"
+        "token 41 is fenced: the mark of \"a\\n\" in keyspace \"rows\" is 42; stop, or acquire again (the last \
+         operation committed under it is 3)"
     );
     assert!(!error.is_retryable());
 }

@@ -261,7 +261,7 @@ fn looked_at(image: &SimDisk, hash: u64) -> Option<(u64, Vec<Shown>)> {
     assert_eq!(disk.image_hash(), hash, "a read-only open wrote");
     match opened {
         Ok(db) => Some((db.last_lsn().get(), shown(&db).expect("it is whole"))),
-        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => None,
+        Err(Error::Io { cause, .. }) if cause.kind() == ErrorKind::NotFound => None,
         Err(error) => panic!("a crash must open by itself, also to read: {error}"),
     }
 }
