@@ -124,6 +124,11 @@ impl Batch {
     }
 
     /// Numbers the batch, so that a retry of the whole batch is recognised ([`Error::Duplicate`]).
+    ///
+    /// The number counts for each fence that the batch touches, under the token presented for it: number upwards on
+    /// all of them. One that was used by a write of only some of these fences is [`Error::InvalidArgument`], one
+    /// below the last of any is [`Error::StaleOp`]. Numbers are looked at before conditions, so a retry is a
+    /// `Duplicate` also where its conditions do not hold any more.
     pub fn op(&mut self, op: OpId) -> &mut Self {
         self.op = Some(op);
         self
@@ -202,7 +207,11 @@ impl Batch {
         if Arc::ptr_eq(&self.shared, &keyspace.shared) {
             return Ok(());
         }
-        Err(Error::invalid(format!("keyspace {:?} belongs to another store than the batch", keyspace.name())))
+        Err(Error::invalid(format!(
+            "keyspace {:?} belongs to another store than the batch, or to an earlier opening of it: open the keyspace \
+             again",
+            keyspace.name()
+        )))
     }
 
     fn begin(&self) -> Result<Answer> {

@@ -97,7 +97,7 @@ impl Keyspace {
     }
 
     /// Deletes a key, which need not be there, and waits until that is durable. The mark of its fence
-    /// stays for ever.
+    /// never goes down.
     ///
     /// # Errors
     /// As [`Keyspace::put`].
@@ -236,7 +236,8 @@ impl Keyspace {
 
     // Reading.
 
-    /// The value of a key, as of the newest durable write.
+    /// The value of a key, as of the newest durable write. A key that cannot be written, empty or above
+    /// [`MAX_KEY_BYTES`], is absent as any other that was not.
     ///
     /// # Errors
     /// [`Error::Corrupt`] when the bytes on disk are not what was written, [`Error::Io`] when they
@@ -257,7 +258,7 @@ impl Keyspace {
         engine.value_with(&self.state, key, When::Visible, read)
     }
 
-    /// Whether a key has a value.
+    /// Whether a key has a value. An empty key, or one above [`MAX_KEY_BYTES`], never has.
     ///
     /// # Errors
     /// As [`Keyspace::get`].

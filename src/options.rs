@@ -89,7 +89,9 @@ impl KeyspaceOptions {
 
     /// For external tokens: a token more than `cap` above the highest one the keyspace has admitted
     /// is refused as [`Error::TokenJump`], because one garbled number would lock everybody out for
-    /// ever. [`raise_all`](crate::Keyspace::raise_all) is exempt. Default: no cap.
+    /// ever. [`raise_all`](crate::Keyspace::raise_all) is exempt, and so is the *first* token of a keyspace, which
+    /// has nothing to be measured against: call `raise_all` with the source's present value right after creating
+    /// the keyspace. Default: no cap.
     pub fn token_jump_cap(mut self, cap: u64) -> Self {
         self.jump_cap = Some(cap);
         self

@@ -173,8 +173,10 @@ impl LeaseRequest<'_> {
         self
     }
 
-    /// Acquires the lease, waiting for it as long as [`LeaseRequest::wait`] says. Returns when the grant is
-    /// durable and the fence of everybody before is up.
+    /// Acquires the lease. Does not wait for one that somebody holds, unless [`LeaseRequest::wait`] was called: then
+    /// as long as that says. Returns when the grant is durable, and whoever had the fence before is fenced.
+    ///
+    /// Keep what it returns: `acquire()?.token()` drops the lease at the end of the line, and so releases it.
     ///
     /// # Errors
     /// [`Error::Held`]: somebody has it, perhaps this very owner (then waiting would not help, and is not
@@ -185,7 +187,8 @@ impl LeaseRequest<'_> {
         self.acquire_async().run()
     }
 
-    /// Acquires the lease, or says at once (but for a sync) that somebody has it.
+    /// As [`LeaseRequest::acquire`], but never waits for a holder: [`LeaseRequest::wait`] counts for nothing. Without
+    /// that the two are the same. Either waits for a sync.
     ///
     /// # Errors
     /// As [`LeaseRequest::acquire`].

@@ -75,7 +75,8 @@ impl fmt::Debug for Pin {
 
 /// A value as it was at one lsn: its bytes, the token that wrote it, and when.
 ///
-/// Up to 4 KiB are copied; a larger value pins its segment in memory or on disk until it is dropped.
+/// Up to 4 KiB are copied; a larger value pins its segment in memory or on disk until it is dropped. It does not keep
+/// the store open, and can be read after that was closed.
 #[derive(Clone)]
 pub struct Value {
     bytes: Held,

@@ -248,7 +248,7 @@ impl Location {
 pub struct Ttl(u64);
 
 impl Ttl {
-    /// Ten years.
+    /// Ten years (3660 days).
     pub const MAX: Duration = Duration::from_secs(10 * 366 * 86_400);
     /// Until it is released, broken, or the store is reopened.
     pub const INFINITE: Ttl = Ttl(u64::MAX);
@@ -260,8 +260,8 @@ impl Ttl {
     pub fn new(ttl: Duration) -> Result<Self> {
         if ttl < Duration::from_millis(1) || ttl > Self::MAX {
             return Err(Error::invalid(format!(
-                "a lease's ttl of {ttl:?} is not between 1 ms and {:?}; Ttl::INFINITE has no end",
-                Self::MAX
+                "a lease's ttl of {ttl:?} is not between 1 ms and {} days (ten years); Ttl::INFINITE has no end",
+                Self::MAX.as_secs() / 86_400
             )));
         }
         Ok(Ttl(ttl.as_nanos() as u64))
@@ -357,7 +357,8 @@ mod tests {
     #[test]
     fn ttl_zero_is_refused_and_infinite_is_by_name() {
         assert!(Ttl::new(Duration::ZERO).is_err());
-        assert!(Ttl::new(Duration::MAX).is_err());
+        let above = Ttl::new(Duration::MAX).unwrap_err().to_string();
+        assert!(above.contains("1 ms and 3660 days (ten years)"), "{above}");
         assert_eq!(Ttl::INFINITE.duration(), None);
     }
 }
