@@ -396,7 +396,7 @@ fn without_ids(dump: &str) -> Vec<Json> {
 }
 
 #[test]
-fn a_dump_becomes_a_store_with_the_same_dump() {
+fn a_dump_that_moves_house_becomes_a_store_with_the_same_dump() {
     let at = Place::filled();
     let dump = at.run("dump", []).ok();
     let lines = without_ids(&dump);
@@ -421,13 +421,14 @@ fn a_dump_becomes_a_store_with_the_same_dump() {
     }
     assert!(!dump.contains("gone"), "a deleted key");
     let copy = at.beside("copy");
-    assert_eq!(run("load", &copy, &[], dump.as_bytes()).ok(), "");
+    let told = run("load", &copy, &["--move"], dump.as_bytes()).ok();
+    assert_eq!(told, "loaded: tokens go on above 500\n");
     assert_eq!(without_ids(&run("dump", &copy, &[], b"").ok()), lines);
     // The file is as good as the standard input.
     let file = at.beside("dump.jsonl");
     fs::write(&file, &dump).unwrap();
     let second = at.beside("second");
-    run("load", &second, &[file.to_str().unwrap()], b"").ok();
+    run("load", &second, &["--move", file.to_str().unwrap()], b"").ok();
     assert_eq!(without_ids(&run("dump", &second, &[], b"").ok()), lines);
     let id = |dir: &Path| run("info", dir, &["--json"], b"").json()[0]["store_id"].clone();
     assert!(id(&copy) != id(&at.dir) && id(&copy) != id(&second));
@@ -445,6 +446,62 @@ fn a_dump_becomes_a_store_with_the_same_dump() {
     assert!(next.starts_with("written: token 501, "), "{next}");
     let part = at.run("dump", ["--keyspace", "rows"]).ok();
     assert!(part.contains("never written") && !part.contains("jobs"), "{part}");
+}
+
+/// The original goes on after its dump: nothing that it grants is granted again or admitted by what is loaded.
+#[test]
+fn what_the_original_grants_after_its_dump_is_fenced_where_it_is_loaded() {
+    let at = Place::filled();
+    let dump = at.run("dump", []).ok();
+    let db = open(Options::new(), &at.dir);
+    let jobs = db.keyspace("jobs", KeyspaceOptions::new().scope(Scope::Prefix(b'/'))).unwrap();
+    let late = jobs.lease(b"9/").acquire().unwrap().token().get().to_string();
+    assert_eq!(late, "501", "the dump knows of 500");
+    drop(jobs);
+    db.close().unwrap();
+
+    let copy = at.beside("copy");
+    let told = run("load", &copy, &[], dump.as_bytes()).ok();
+    let above: u64 = 500 + (1 << 32);
+    assert!(told.starts_with(&format!("loaded: tokens go on above {above}\n")), "{told}");
+    for closed in ["rows", "capped", "cut"] {
+        assert!(told.contains(&format!("keyspace {closed:?} is closed until")), "{told}");
+    }
+    assert!(!at.beside("copy.loading").exists());
+    let put = |dir: &Path, rest: &[&str]| run("put", dir, rest, b"");
+    let next = put(&copy, &["jobs", "9/", "v", "--acquire"]).ok();
+    assert!(next.starts_with(&format!("written: token {}, ", above + 1)), "{next}");
+    for key in ["9/", "7/result", "never seen"] {
+        put(&copy, &["jobs", key, "late", "--token", &late]).fails(1, "fenced");
+    }
+    put(&copy, &["past", "anything", "late", "--token", "500"]).fails(1, "fenced");
+    // Tokens from elsewhere are admitted once the floor is told, and not by what the dump knows.
+    put(&copy, &["rows", "a", "late", "--token", "10"]).fails(1, "raise_all");
+    run("raise", &copy, &["rows", "--all", "--token", "200"], b"").ok();
+    put(&copy, &["rows", "a", "late", "--token", "199"]).fails(1, "fenced");
+    put(&copy, &["rows", "a", "new", "--token", "200"]).ok();
+    // Values stay what they are, under their own tokens.
+    let values = |dump: &str| -> Vec<Json> {
+        let lines = without_ids(dump).into_iter();
+        lines.filter(|line| line.get("token").is_some() && line["keyspace"] != "rows").collect()
+    };
+    let again = run("dump", &copy, &[], b"").ok();
+    let (before, mut after) = (values(&dump), values(&again));
+    after.retain(|line| line["key"] != "9/");
+    assert!(before.len() > 8);
+    let sorted = |mut lines: Vec<Json>| -> Vec<String> {
+        lines.sort_by_key(Json::to_string);
+        lines.iter().map(Json::to_string).collect()
+    };
+    assert_eq!(sorted(after), sorted(before));
+
+    // A dump of that, with keyspaces that are closed, is loaded as well; and a token seen elsewhere counts.
+    let third = at.beside("third");
+    let seen = (above * 4).to_string();
+    let told = run("load", &third, &["--token-floor", &seen], again.as_bytes()).ok();
+    assert!(told.starts_with(&format!("loaded: tokens go on above {}\n", above * 4 + (1 << 32))), "{told}");
+    put(&third, &["capped", "k05", "late", "--token", "95"]).fails(1, "raise_all");
+    run("verify", &third, &[], b"").ok();
 }
 
 /// What compaction leaves is dumped and loaded as well: marks without values, floors over folded marks.
@@ -478,7 +535,7 @@ fn a_compacted_store_moves_house_too() {
         without_ids(&dump).into_iter().find(|line| line["keyspace"] == "once" && line["floor"].is_u64());
     assert!(folded.is_some_and(|line| line["exclusive"] == true), "{dump}");
     let copy = at.beside("copy");
-    run("load", &copy, &[], dump.as_bytes()).ok();
+    run("load", &copy, &["--move"], dump.as_bytes()).ok();
     assert_eq!(without_ids(&run("dump", &copy, &[], b"").ok()), without_ids(&dump));
     for dir in [&at.dir, &copy] {
         run("put", dir, &["once", "\\0\\0\\0\\0", "late", "--token", "501"], b"").fails(1, "fenced");
@@ -548,7 +605,10 @@ fn what_is_no_whole_dump_leaves_nothing_behind() {
     load(&dump.replacen("\"mark\":2", "\"mark\":0", 1), 2, "token");
     load(&dump.replacen("\"scope\":\"prefix\"", "\"scope\":\"other\"", 1), 2, "\"other\"");
     load(&dump.replacen("\"key_hex\":\"3", "\"key_hex\":\"", 1), 2, "two digits");
-    load(&dump.replacen("\"needs_floor\":false", "\"needs_floor\":true", 1), 2, "is closed");
+    let closed = dump.replacen("\"needs_floor\":false", "\"needs_floor\":true", 1);
+    run("load", &copy, &["--move"], closed.as_bytes()).fails(2, "load without --move");
+    assert!(!copy.exists() && !at.beside("copy.loading").exists());
+    run("load", &copy, &["--move", "--token-floor", "9"], dump.as_bytes()).fails(2, "cannot be used with");
     // A token above the counter was granted by nobody.
     load(&dump.replacen("\"counter\":500", "\"counter\":1", 1), 1, "was not granted");
     fs::create_dir(at.beside("copy.loading")).unwrap();

@@ -117,11 +117,17 @@ pub enum Command {
     /// Each keyspace, then each of its fences, the one with the highest mark first: its values, the oldest token
     /// first, then its mark. The last line counts the others, so that a part of a dump is not taken for all of
     /// it. Leases are not in it, nor are the numbers of operations (OpId): finish retries before moving house.
+    /// What the original grants after the dump is not in it either: see load.
     Dump(Dump),
-    /// Makes a new store of a dump, with the same values, tokens, marks, floors and counter.
+    /// Makes a new store of a dump, with tokens above all that were granted since.
+    ///
+    /// Values and their tokens are those of the dump. As `restore` does it, the token counter and the floors are
+    /// moved up by 2^32, so that no token which the original grants after the dump is granted again or admitted,
+    /// and keyspaces of external tokens are closed until `raise --all` tells them the present value of their
+    /// token source. With --move all of that stays as it was dumped.
     ///
     /// Reads a dump from the standard input, or a file. The directory must not exist; it is there, whole, or
-    /// not at all: until all is written and durable it is called DIR.loading. The store has a new id. Every
+    /// not at all: until all is written and durable it is in DIR.loading. The store has a new id. Every
     /// value and mark passes the same checks as any write.
     #[command(after_long_help = LOAD_EXAMPLES)]
     Load(Load),
@@ -158,8 +164,8 @@ Examples:
 
 const LOAD_EXAMPLES: &str = "\
 Examples:
-  tidewall load new-data < dump.jsonl
-  ssh old-host tidewall dump data | tidewall load data";
+  tidewall load new-data < dump.jsonl                 the original may have gone on
+  ssh old-host tidewall dump data | tidewall load --move data    it never runs again";
 
 #[derive(ClapArgs, Debug)]
 pub struct Dir {
@@ -424,6 +430,13 @@ pub struct Load {
     pub dir: PathBuf,
     /// The dump; without it, the standard input.
     pub file: Option<PathBuf>,
+    /// The original is closed for ever, and was when it was dumped: tokens, marks, floors and the counter stay as
+    /// they are. Should it ever run again, both stores grant and admit the same tokens.
+    #[arg(long = "move")]
+    pub is_move: bool,
+    /// A token of the original that was seen elsewhere: the counter goes on above it.
+    #[arg(long, value_name = "N", conflicts_with = "is_move")]
+    pub token_floor: Option<u64>,
 }
 
 #[derive(ClapArgs, Debug)]

@@ -153,7 +153,7 @@ fn write_findings(out: &mut impl Write, faults: &[Fault], notes: &[String]) -> i
     notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
 }
 
-fn write_closed(out: &mut impl Write, closed: &[String]) -> io::Result<()> {
+pub fn write_closed(out: &mut impl Write, closed: &[String]) -> io::Result<()> {
     closed.iter().try_for_each(|name| {
         writeln!(
             out,

@@ -1,21 +1,23 @@
 //! `load`: a new store of a dump.
 //!
 //! Each value is written under the token it had, each mark and floor raised to what it was, through the same
-//! checks as any write. The store gets its name only when all of it is durable: one with half of its marks
-//! would let late writers in.
+//! checks as any write. Unless the original is closed for ever, what comes of that is restored, as a checkpoint
+//! is: the original may have granted tokens since. The store gets its name only when all of it is durable: one
+//! with half of its marks would let late writers in.
 
 use crate::args::Load;
+use crate::backup::write_closed;
 use crate::bytes;
 use crate::dump::VERSION;
 use crate::failure::Failure;
-use crate::show::progress;
+use crate::show::{out, progress};
 use indicatif::ProgressBar;
 use serde_json::{Map, Value as Json};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use tidewall::{Commit, Db, Keyspace, KeyspaceOptions, Options, Scope, Token, Tokens};
+use tidewall::{Commit, Db, Keyspace, KeyspaceOptions, Mark, Options, Restore, Scope, Token, Tokens};
 
 /// Writes on their way at most, so that their answers come soon.
 const WINDOW: usize = 10_000;
@@ -47,14 +49,37 @@ pub fn load(args: &Load) -> Result<(), Failure> {
         _ => Failure::io(&format!("creating {}", partial.display()), &e),
     })?;
     let bar = progress(len, "loading");
-    let loaded = load_into(&partial, BufReader::with_capacity(1 << 20, input), &bar)
-        .and_then(|()| give_name(&partial, &args.dir));
+    let loaded = make(args, &partial, BufReader::with_capacity(1 << 20, input), &bar);
     bar.finish_and_clear();
-    if loaded.is_err() {
-        // Made here, and of no use to anybody; what cannot be removed is named by the next try.
-        let _ = fs::remove_dir_all(&partial);
+    // Made here, and of no use to anybody; what cannot be removed is named by the next try.
+    let _ = fs::remove_dir_all(&partial);
+    let (counter, closed) = loaded?;
+    let mut out = out();
+    writeln!(out, "loaded: tokens go on above {counter}")?;
+    write_closed(&mut out, &closed)?;
+    Ok(out.flush()?)
+}
+
+/// Answers the counter of the new store, and which keyspaces are closed.
+fn make(
+    args: &Load,
+    partial: &Path,
+    input: impl BufRead,
+    bar: &ProgressBar,
+) -> Result<(u64, Vec<String>), Failure> {
+    let (dumped, new) = (partial.join("dumped"), partial.join("new"));
+    let counter = load_into(&dumped, input, args.is_move, bar)?;
+    if args.is_move {
+        give_name(&dumped, &args.dir)?;
+        return Ok((counter, Vec::new()));
     }
-    loaded
+    let mut restore = Restore::new();
+    if let Some(floor) = args.token_floor {
+        restore = restore.token_floor(Token::new(floor)?);
+    }
+    let restored = restore.run(&dumped, &new)?;
+    give_name(&new, &args.dir)?;
+    Ok((restored.counter.get(), restored.closed))
 }
 
 fn partial_name(dir: &Path) -> Result<PathBuf, Failure> {
@@ -74,10 +99,17 @@ fn give_name(partial: &Path, dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn load_into(dir: &Path, input: impl BufRead, bar: &ProgressBar) -> Result<(), Failure> {
+/// Makes a store that is what was dumped. Answers its counter.
+fn load_into(dir: &Path, input: impl BufRead, is_move: bool, bar: &ProgressBar) -> Result<u64, Failure> {
     let db = Options::new().open(dir)?;
-    let mut loading =
-        Loading { db: &db, spaces: BTreeMap::new(), in_flight: VecDeque::new(), lines: 0, is_over: false };
+    let mut loading = Loading {
+        db: &db,
+        is_move,
+        spaces: BTreeMap::new(),
+        in_flight: VecDeque::new(),
+        lines: 0,
+        is_over: false,
+    };
     for (at, line) in input.lines().enumerate() {
         let wrong = |what: String| Failure::usage(format!("line {} of the dump: {what}", at + 1));
         let line = line.map_err(|e| wrong(e.to_string()))?;
@@ -98,7 +130,9 @@ fn load_into(dir: &Path, input: impl BufRead, bar: &ProgressBar) -> Result<(), F
     }
     loading.settle(0)?;
     drop(loading);
-    Ok(db.close()?)
+    let counter = db.highest_token()?.map_or(0, Mark::get);
+    db.close()?;
+    Ok(counter)
 }
 
 /// Why a line is not loaded.
@@ -121,6 +155,8 @@ impl From<String> for Wrong {
 
 struct Loading<'d> {
     db: &'d Db,
+    /// Nothing closes the keyspaces of external tokens behind this.
+    is_move: bool,
     /// With the highest token that each was written with.
     spaces: BTreeMap<String, (Keyspace, u64)>,
     in_flight: VecDeque<Commit>,
@@ -158,10 +194,12 @@ impl Loading<'_> {
     fn keyspace_line(&mut self, line: &Map<String, Json>) -> Result<(), Wrong> {
         let name = text(line, "keyspace")?;
         if line.contains_key("scope") {
-            if line.get("needs_floor") == Some(&Json::Bool(true)) {
-                return Err(
-                    format!("{name:?} is closed: raise_all it where it was dumped, and dump again").into()
-                );
+            if self.is_move && line.get("needs_floor") == Some(&Json::Bool(true)) {
+                return Err(format!(
+                    "{name:?} is closed: load without --move, or raise it where it was dumped (`raise --all`) \
+                     and dump again"
+                )
+                .into());
             }
             let space = self.db.keyspace(name, options(line)?)?;
             self.spaces.insert(name.to_owned(), (space, 0));
