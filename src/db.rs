@@ -747,9 +747,10 @@ impl Commit {
         self.answer.outcome
     }
 
-    /// Whether the answer is there.
+    /// Whether the answer is there, so that [`Commit::wait`] gives it at once: the write is durable or refused, or
+    /// the store failed or was closed before it was.
     pub fn is_done(&self) -> bool {
-        self.engine.progress.durable() >= self.answer.rests_on
+        self.engine.progress.outcome(self.answer.rests_on).is_some()
     }
 }
 

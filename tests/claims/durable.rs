@@ -161,7 +161,9 @@ fn d5_after_a_failed_sync_nothing_is_acknowledged_until_the_store_is_reopened() 
         let pending = ks.submit_put(token(6), b"b", b"pending").unwrap();
         sim.disk.set_sync_failure(failure);
         sim.disk.fail(Fault::errno(CallKind::SyncData, 5));
+        assert!(!pending.is_done());
         assert_err!(ks.put(token(6), b"a", b"lost?"), Error::Indeterminate { .. });
+        assert!(pending.is_done(), "the answer is there: nobody will ever know");
         assert_err!(pending.wait(), Error::Indeterminate { .. });
         assert!(matches!(db.health(), Health::Poisoned(cause) if cause.raw_os_error() == Some(5)));
         // The disk is fine again; the store is not.
@@ -191,6 +193,24 @@ fn d5_after_a_failed_sync_nothing_is_acknowledged_until_the_store_is_reopened() 
         let after = Sim::on(sim.disk.crash(Crash::None, 1));
         let db = after.options().deterministic(77).open("sim").unwrap();
         assert_eq!(text(rows(&db).get(b"a").unwrap()).as_deref(), Some("healed"));
+    }
+}
+
+/// A close answers what nobody waited for, whether or not the disk takes it.
+#[test]
+fn d5_a_close_leaves_no_commit_without_an_answer() {
+    for fails in [false, true] {
+        let sim = Sim::new();
+        let db = sim.open();
+        let ks = rows(&db);
+        let pending = ks.submit_put(token(1), b"a", b"pending").unwrap();
+        assert!(!pending.is_done());
+        if fails {
+            sim.disk.fail(Fault::errno(CallKind::SyncData, 5));
+        }
+        assert_eq!(db.close().is_err(), fails);
+        assert!(pending.is_done());
+        assert_eq!(pending.wait().is_err(), fails);
     }
 }
 
