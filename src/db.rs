@@ -163,8 +163,10 @@ impl Db {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when it exists with other options, naming the difference, has an impossible name, or
-    /// would be one more than [`MAX_KEYSPACES`](crate::MAX_KEYSPACES); [`Error::ReadOnly`] when it would have to be created.
+    /// would be one more than [`MAX_KEYSPACES`](crate::MAX_KEYSPACES); [`Error::ReadOnly`] when it would have to be created;
+    /// [`Error::Closed`].
     pub fn keyspace(&self, name: &str, options: KeyspaceOptions) -> Result<Keyspace> {
+        self.shared.engine.check_readable()?;
         check_keyspace_name(name)?;
         options.check()?;
         let _creating = self.shared.creating.lock();
@@ -224,7 +226,8 @@ impl Db {
         Batch::new(self.shared.clone())
     }
 
-    /// Everything as it is now, owned: it stays as it is whatever is written later.
+    /// Everything as it is now, owned: it stays as it is whatever is written later. Of a store that was closed,
+    /// each read of it answers [`Error::Closed`].
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::new(&self.shared)
     }
@@ -302,7 +305,12 @@ impl Db {
     }
 
     /// Makes everything submitted durable, seals the log, and lets go of the directory, so that it can be opened
-    /// again. Later calls on other handles answer [`Error::Closed`].
+    /// again.
+    ///
+    /// Other handles stay, for nothing: reads and writes answer [`Error::Closed`], also those of snapshots and
+    /// iterators from before. A write under a token that was fenced before may still answer [`Error::Fenced`],
+    /// which stays true. Every lease is over ([`Ending::Closed`]). Figures
+    /// ([`Db::stats`], [`Db::last_lsn`], [`Keyspace::floor`] and their like) stay as they were.
     ///
     /// # Errors
     /// [`Error::Indeterminate`], [`Error::Poisoned`]: what was submitted and not waited for may be lost.
@@ -515,10 +523,6 @@ impl Shared {
         let bell = Arc::downgrade(&engine.bell);
         engine.options.clock.watch(Box::new(move || bell.upgrade().inspect(|bell| bell.nudge()).is_some()));
         Ok(())
-    }
-
-    pub fn check_readable(&self) -> Result<()> {
-        if self.engine.closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
     }
 
     /// Waits while too many bytes are in flight.

@@ -255,11 +255,14 @@ pub(crate) struct FenceHashes {
 }
 
 impl Engine {
+    /// Answers `Closed` where nothing may be read any more: the files may be somebody else's by now.
+    pub fn check_readable(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
+    }
+
     /// Answers `Poisoned` or `Closed` where nothing may be written any more.
     pub fn check_open(&self) -> Result<()> {
-        if self.closed.load(Ordering::Acquire) {
-            return Err(Error::Closed);
-        }
+        self.check_readable()?;
         if self.options.read_only {
             return Err(Error::ReadOnly);
         }

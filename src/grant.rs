@@ -258,6 +258,7 @@ impl Engine {
         token: Token,
         owner: OwnerId,
     ) -> Result<Arc<Grant>> {
+        self.check_readable()?;
         self.leases
             .current(keyspace.id, fence)
             .filter(|grant| grant.token() == token && grant.owner() == owner && !grant.is_ended())

@@ -38,7 +38,7 @@ impl Keyspace {
     ///
     /// # Errors
     /// [`Error::NotHeld`]: it was released, broken or taken over, or was never granted.
-    /// [`Error::Expired`]: it ran out. Either way: stop, or acquire again.
+    /// [`Error::Expired`]: it ran out. Either way: stop, or acquire again. [`Error::Closed`].
     pub fn renew(&self, key: &[u8], token: Token, owner: OwnerId) -> Result<Duration> {
         let fence = self.fence_name(key)?;
         let engine = &self.shared.engine;
@@ -53,6 +53,7 @@ impl Keyspace {
     ///
     /// # Errors
     /// [`Error::NotHeld`]: it was not held any more. Whoever holds the fence now is not touched.
+    /// [`Error::Closed`].
     pub fn release(&self, key: &[u8], token: Token, owner: OwnerId) -> Result<()> {
         let fence = self.fence_name(key)?;
         self.shared.engine.release(&self.state, fence, token, owner)

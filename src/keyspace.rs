@@ -243,8 +243,8 @@ impl Keyspace {
     /// [`Error::Corrupt`] when the bytes on disk are not what was written, [`Error::Io`] when they
     /// cannot be read, [`Error::Closed`].
     pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
-        self.shared.check_readable()?;
         let engine = &self.shared.engine;
+        engine.check_readable()?;
         engine.value(&self.state, key, When::Visible)
     }
 
@@ -253,8 +253,8 @@ impl Keyspace {
     /// # Errors
     /// As [`Keyspace::get`].
     pub fn get_with<T>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> T) -> Result<Option<T>> {
-        self.shared.check_readable()?;
         let engine = &self.shared.engine;
+        engine.check_readable()?;
         engine.value_with(&self.state, key, When::Visible, read)
     }
 
@@ -263,8 +263,8 @@ impl Keyspace {
     /// # Errors
     /// As [`Keyspace::get`].
     pub fn contains_key(&self, key: &[u8]) -> Result<bool> {
-        self.shared.check_readable()?;
         let engine = &self.shared.engine;
+        engine.check_readable()?;
         engine.contains(&self.state, key, When::Visible)
     }
 
@@ -274,7 +274,7 @@ impl Keyspace {
     /// # Errors
     /// As [`Keyspace::get`].
     pub fn mark(&self, key: &[u8]) -> Result<Option<Mark>> {
-        self.shared.check_readable()?;
+        self.shared.engine.check_readable()?;
         self.shared.engine.mark(&self.state, self.fence_name(key)?)
     }
 
@@ -301,12 +301,12 @@ impl Keyspace {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn range(&self, range: impl RangeBounds<Vec<u8>>) -> Iter {
-        Snapshot::new(&self.shared).range(self, range).only_if(self.shared.check_readable())
+        Snapshot::new(&self.shared).range(self, range)
     }
 
     /// The keys and values whose keys start with `prefix`, as of now.
     pub fn prefix(&self, prefix: &[u8]) -> Iter {
-        Snapshot::new(&self.shared).prefix(self, prefix).only_if(self.shared.check_readable())
+        Snapshot::new(&self.shared).prefix(self, prefix)
     }
 
     pub(crate) fn fence_name<'k>(&self, key: &'k [u8]) -> Result<&'k [u8]> {

@@ -48,8 +48,10 @@ impl Db {
     ///
     /// # Errors
     /// [`Error::Indeterminate`](crate::Error::Indeterminate): the disk failed on the way.
+    /// [`Error::Closed`](crate::Error::Closed).
     pub fn highest_token(&self) -> Result<Option<Mark>> {
         let engine = &self.shared.engine;
+        engine.check_readable()?;
         let (counter, rests_on, group) = {
             let tail = engine.tail.lock();
             (tail.counter, tail.last(), tail.group_of(tail.last()))
@@ -77,14 +79,18 @@ impl Keyspace {
     /// # let db = tidewall::Db::open(dir.path().join("data"))?;
     /// # let jobs = db.keyspace("jobs", tidewall::KeyspaceOptions::new())?;
     /// let lease = jobs.lease(b"job-7").acquire()?;
-    /// for holder in jobs.holders(b"job-") {
+    /// for holder in jobs.holders(b"job-")? {
     ///     assert_eq!(holder.owner, lease.owner());
     ///     println!("{holder:?}");
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn holders(&self, prefix: &[u8]) -> Vec<Holder> {
+    ///
+    /// # Errors
+    /// [`Error::Closed`](crate::Error::Closed).
+    pub fn holders(&self, prefix: &[u8]) -> Result<Vec<Holder>> {
         let engine = &self.shared.engine;
+        engine.check_readable()?;
         let now = engine.options.clock.now();
         let mut holders = Vec::new();
         engine.leases.for_each_of(self.state.id, prefix, |fence, grant| {
@@ -116,7 +122,7 @@ impl Keyspace {
                 }
             }
         }
-        holders
+        Ok(holders)
     }
 
     /// Ends the lease on the fence of `key` (any key of it, or its name), whoever holds it. A fresh token is

@@ -361,6 +361,10 @@ impl Walk {
         Walk { pin, keyspace, from, to, front: Ahead::default(), back: Ahead::default() }
     }
 
+    pub fn check_readable(&self) -> Result<()> {
+        self.pin.engine.check_readable()
+    }
+
     pub fn next(&mut self) -> Step {
         loop {
             if self.front.is_used_up() {

@@ -16,7 +16,8 @@ use std::ops::{Bound, RangeBounds};
 /// [`Db::snapshot`](crate::Db::snapshot); owned, `Send`, and free of lifetimes.
 ///
 /// What it may still need stays on disk while it lives. It does not keep the store open: that is closed when the
-/// [`Db`](crate::Db) and all keyspaces of it are dropped, and a keyspace of a later opening is not one of this snapshot.
+/// [`Db`](crate::Db) and all keyspaces of it are dropped, and then each read answers [`Error::Closed`]. A keyspace of
+/// a later opening is not one of this snapshot.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Snapshot {
@@ -37,9 +38,10 @@ impl Snapshot {
     ///
     /// # Errors
     /// [`Error::Corrupt`] or [`Error::Io`] when the bytes cannot be had, [`Error::InvalidArgument`] for
-    /// a keyspace of another store.
+    /// a keyspace of another store, [`Error::Closed`].
     pub fn get(&self, keyspace: &Keyspace, key: &[u8]) -> Result<Option<Value>> {
         self.check_store(keyspace)?;
+        self.pin.engine.check_readable()?;
         self.pin.engine.value(&keyspace.state, key, When::At(self.pin.lsn))
     }
 
@@ -49,6 +51,7 @@ impl Snapshot {
     /// As [`Snapshot::get`].
     pub fn contains_key(&self, keyspace: &Keyspace, key: &[u8]) -> Result<bool> {
         self.check_store(keyspace)?;
+        self.pin.engine.check_readable()?;
         self.pin.engine.contains(&keyspace.state, key, When::At(self.pin.lsn))
     }
 
@@ -84,7 +87,8 @@ impl Snapshot {
     }
 }
 
-/// Keys with their values at one lsn, from either end. After an error it returns that error for ever.
+/// Keys with their values at one lsn, from either end. After an error it returns that error for ever; of a store
+/// that was closed meanwhile too, [`Error::Closed`].
 #[must_use = "iterators do nothing until they are asked"]
 pub struct Iter {
     walk: Walk,
@@ -92,17 +96,11 @@ pub struct Iter {
 }
 
 impl Iter {
-    /// The iterator, or that error for ever.
-    pub(crate) fn only_if(mut self, open: Result<()>) -> Self {
-        self.failed = self.failed.or(open.err());
-        self
-    }
-
     fn step(&mut self, step: impl FnOnce(&mut Walk) -> Result<Option<(Vec<u8>, Value)>>) -> Option<Item> {
         if let Some(error) = &self.failed {
             return Some(Err(error.clone()));
         }
-        match step(&mut self.walk) {
+        match self.walk.check_readable().and_then(|()| step(&mut self.walk)) {
             Ok(found) => found.map(Ok),
             Err(error) => {
                 self.failed = Some(error.clone());

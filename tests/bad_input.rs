@@ -343,6 +343,62 @@ fn a_read_only_open_writes_nothing_and_refuses_every_change() {
     drop(jobs);
 }
 
+/// What was opened before a close is of no use after it: the files may be another process's by then.
+#[test]
+fn a_closed_store_says_so_to_every_call() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let (ks, jobs) = (rows(&db), db.keyspace("jobs", KeyspaceOptions::new()).unwrap());
+    for n in 0..100u8 {
+        ks.put(token(5), &[n], b"x").unwrap();
+    }
+    let lease = jobs.lease(b"j").acquire().unwrap();
+    let (old, mut begun) = (db.snapshot(), ks.iter());
+    begun.next().unwrap().unwrap();
+    begun.next_back().unwrap().unwrap();
+    db.clone().close().unwrap();
+
+    assert_err!(db.keyspace("rows", external()), Error::Closed);
+    assert_err!(db.keyspace("new", external()), Error::Closed);
+    for snapshot in [old, db.snapshot()] {
+        assert_err!(snapshot.get(&ks, &[1]), Error::Closed);
+        assert_err!(snapshot.contains_key(&ks, &[1]), Error::Closed);
+        assert_err!(snapshot.iter(&ks).next().unwrap(), Error::Closed);
+    }
+    for mut iter in [begun, ks.iter(), ks.prefix(&[1]), ks.range(..)] {
+        assert_err!(iter.next().unwrap(), Error::Closed);
+        assert_err!(iter.next_back().unwrap(), Error::Closed);
+    }
+    assert_err!(ks.get(&[1]), Error::Closed);
+    assert_err!(ks.get_with(&[1], <[u8]>::len), Error::Closed);
+    assert_err!(ks.contains_key(&[1]), Error::Closed);
+    assert_err!(ks.mark(&[1]), Error::Closed);
+    assert_err!(db.highest_token(), Error::Closed);
+    assert_err!(jobs.holders(b""), Error::Closed);
+    assert_err!(ks.put(token(5), &[1], b"y"), Error::Closed);
+    assert_err!(ks.submit_put(token(5), &[1], b"y"), Error::Closed);
+    assert_err!(ks.try_submit_put(token(5), &[1], b"y"), Error::Closed);
+    assert_err!(ks.delete_prefix(token(5), b""), Error::Closed);
+    assert_err!(ks.raise(token(5), &[1]), Error::Closed);
+    assert_err!(ks.raise_all(token(5)), Error::Closed);
+    assert_err!(ks.retire_below(token(5)), Error::Closed);
+    let mut batch = db.batch();
+    batch.put(&ks, token(5), &[1], b"y").unwrap();
+    assert_err!(batch.commit(), Error::Closed);
+    assert_err!(db.advance_tokens(token(5)), Error::Closed);
+    assert_err!(db.compact(), Error::Closed);
+    assert_err!(db.checkpoint("copy"), Error::Closed);
+    assert_err!(jobs.lease(b"k").acquire(), Error::Closed);
+    assert_err!(jobs.renew(b"j", lease.token(), lease.owner()), Error::Closed);
+    assert_err!(jobs.release(b"j", lease.token(), lease.owner()), Error::Closed);
+    assert_err!(jobs.break_lease(b"j", "closed"), Error::Closed);
+    assert_err!(lease.renew(), Error::Closed);
+    assert_err!(db.clone().close(), Error::Closed);
+    // That it is fenced is known for certain, and stays true.
+    assert_err!(ks.put(token(4), &[1], b"y"), Error::Fenced { .. });
+    assert!(matches!(db.health(), Health::Closed) && db.last_lsn().get() > 100);
+}
+
 /// Fjall 135: what other programs leave in a directory.
 #[cfg(unix)]
 #[test]

@@ -54,7 +54,7 @@ fn everything(db: &Db) -> Everything {
     )];
     let shown = shown(db).unwrap();
     for space in keyspaces(db) {
-        rest.push(format!("{} {:?} {:?}", space.name(), space.floor(), space.holders(b"")));
+        rest.push(format!("{} {:?} {:?}", space.name(), space.floor(), space.holders(b"").unwrap()));
     }
     for space in keyspaces(db) {
         for key in [&b"a"[..], b"a/1", b"b/2", b"other"] {
@@ -136,7 +136,7 @@ fn fill(db: &Db) {
 /// What the two keyspaces hold: keys with their values' lengths, marks, holders.
 fn held(db: &Db) -> Vec<String> {
     let (rows, jobs) = (rows(db), jobs(db));
-    let mut all = vec![format!("{:?} {:?} {}", jobs.floor(), jobs.holders(b""), db.stats().keys)];
+    let mut all = vec![format!("{:?} {:?} {}", jobs.floor(), jobs.holders(b"").unwrap(), db.stats().keys)];
     for space in [&rows, &jobs] {
         all.extend(space.iter().map(|item| format!("{:?}", item.unwrap())));
     }

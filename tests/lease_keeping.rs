@@ -17,7 +17,7 @@ fn reopening_ends_every_lease_without_grace() {
     let token = lease.token();
     std::mem::forget(lease);
     let (_, jobs) = sim.reopen(Options::new());
-    assert!(jobs.holders(b"").is_empty());
+    assert!(jobs.holders(b"").unwrap().is_empty());
     assert!(matches!(jobs.renew(b"f", token, OwnerId::new(0)), Err(Error::NotHeld { .. })));
     assert!(jobs.lease(b"f").acquire().unwrap().token() > token);
 }
@@ -42,7 +42,7 @@ fn grace_keeps_a_fence_for_its_recorded_holder_who_gets_a_new_grant() {
     assert!(
         matches!(held, Err(Error::Held { owner: by, remaining, .. }) if by == owner && remaining == left)
     );
-    let holders = jobs.holders(b"f");
+    let holders = jobs.holders(b"f").unwrap();
     assert_eq!((holders.len(), holders[0].is_live, holders[0].token), (1, false, token));
     // The old token alone, the owner alone, and another token are not enough.
     for (as_owner, with) in [(OwnerId::new(8), token), (owner, superseded_token)] {
@@ -86,7 +86,7 @@ fn ten_reopens_within_one_ttl_prolong_nothing() {
     let mut disk = sim.disk.crash(tidewall::storage::Crash::None, 0);
     for round in 0..10 {
         let (db, jobs) = open_sim(&disk, &sim.clock, Options::new().lease_grace(ms(10_000)));
-        assert_eq!(jobs.holders(b"f").len(), usize::from(round == 0), "round {round}");
+        assert_eq!(jobs.holders(b"f").unwrap().len(), usize::from(round == 0), "round {round}");
         if round == 9 {
             assert!(jobs.lease(b"f").try_acquire().is_ok());
         }
@@ -105,7 +105,7 @@ fn a_lease_without_an_end_from_before_stays_listed_and_can_be_broken() {
     let mut disk = sim.disk.crash(tidewall::storage::Crash::None, 0);
     for round in 0..3 {
         let (db, jobs) = open_sim(&disk, &sim.clock, Options::new().lease_grace(ms(200)));
-        let holders = jobs.holders(b"");
+        let holders = jobs.holders(b"").unwrap();
         assert_eq!(holders.len(), 1);
         // Grace is for the run just before, also for what has no end.
         assert_eq!(holders[0].remaining, Some(ms(if round == 0 { 200 } else { 0 })));
@@ -118,7 +118,7 @@ fn a_lease_without_an_end_from_before_stays_listed_and_can_be_broken() {
     let broken = jobs.break_lease(b"f", "gone for good").unwrap().unwrap();
     assert_eq!((broken.token, broken.owner), (token, owner));
     assert!(matches!(jobs.put(token, b"f", b"late"), Err(Error::Fenced { .. })));
-    assert!(jobs.holders(b"").is_empty());
+    assert!(jobs.holders(b"").unwrap().is_empty());
     assert_eq!(jobs.break_lease(b"f", "again").unwrap(), None);
 }
 
@@ -134,15 +134,15 @@ fn holders_are_listed_with_what_an_operator_asks_for() {
     let mut waiting = Box::pin(store.jobs.lease(b"u").slots(1).wait(ms(1000)).acquire_async());
     assert!(poll_once(waiting.as_mut()).is_pending());
     store.clock.advance(ms(30));
-    let all = store.jobs.holders(b"");
+    let all = store.jobs.holders(b"").unwrap();
     let fences: Vec<_> = all.iter().map(|holder| &holder.fence[..]).collect();
     assert_eq!(fences, [&b"a/"[..], b"b/", b"u.0/"]);
     assert_eq!((all[0].owner, all[0].token, all[0].is_live), (owner, a.token(), true));
     assert_eq!((all[0].age, all[0].remaining, all[0].waiting), (ms(30), Some(ms(70)), 0));
     assert_eq!((all[1].remaining, all[2].waiting), (None, 1));
-    assert_eq!(store.jobs.holders(b"b").len(), 1);
+    assert_eq!(store.jobs.holders(b"b").unwrap().len(), 1);
     store.clock.advance(ms(70));
-    assert!(store.jobs.holders(b"a").is_empty(), "its time is over");
+    assert!(store.jobs.holders(b"a").unwrap().is_empty(), "its time is over");
 }
 
 #[test]
@@ -375,6 +375,6 @@ fn a_keyspace_of_external_tokens_grants_nothing() {
     let rows = store.db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap();
     assert!(matches!(rows.lease(b"f").acquire(), Err(Error::InvalidArgument(_))));
     assert!(matches!(block_on(rows.lease(b"f").acquire_async()), Err(Error::InvalidArgument(_))));
-    assert!(rows.holders(b"").is_empty());
+    assert!(rows.holders(b"").unwrap().is_empty());
     assert_eq!(rows.break_lease(b"f", "none").unwrap(), None);
 }

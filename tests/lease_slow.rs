@@ -42,7 +42,7 @@ fn nothing_that_needs_the_disk_is_answered_while_it_stands_still() {
             })
         };
         // Not `stats`: that counts the bytes on the disk, and waits for a file that is being made.
-        eventually(|| jobs.holders(b"f").first().is_some_and(|holder| holder.waiting == 1));
+        eventually(|| jobs.holders(b"f").unwrap().first().is_some_and(|holder| holder.waiting == 1));
         // Three times the ttl go by, while the holder of the other lease renews.
         for _ in 0..6 {
             held.renew().unwrap();

@@ -282,7 +282,7 @@ impl World {
             let live = held.lease.as_ref().is_some_and(Lease::is_live);
             assert!(!(held.ended && live), "lease {} is over, and live", held.token);
         }
-        let holders = self.jobs.holders(b"");
+        let holders = self.jobs.holders(b"").unwrap();
         let mut fences: Vec<_> = holders.iter().filter(|holder| holder.is_live).map(|h| &h.fence).collect();
         let all = fences.len();
         fences.dedup();

@@ -54,7 +54,10 @@ fn s1_s2_a_snapshot_stays_while_keys_are_deleted_and_written_again() {
         drop(views);
         assert_eq!(db.stats().snapshots, 1);
         db.close().unwrap();
-        assert_eq!(all(&view, &ks), model, "also behind a close");
+        // Behind the close the files may be another process's.
+        assert!(!model.is_empty());
+        assert_err!(view.get(&ks, b"00"), Error::Closed);
+        assert_err!(view.iter(&ks).next().unwrap(), Error::Closed);
     }
 }
 

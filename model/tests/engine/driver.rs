@@ -768,7 +768,7 @@ impl<'c> Driver<'c> {
     fn compare_lease(&mut self, fence: usize, space: &Keyspace) -> Result<(), Difference> {
         let (live, kept) = (self.state.live[fence], self.state.kept[fence]);
         let name = self.name(fence);
-        let holders = space.holders(&name);
+        let holders = space.holders(&name).unwrap();
         let holder = holders.iter().find(|holder| holder.fence == name);
         let shown = holder.map(|holder| (holder.token.get(), holder.is_live, holder.owner));
         let token = live.max(kept);

@@ -153,7 +153,7 @@ pub fn holders(args: &Holders) -> Result<(), Failure> {
     let mut out = out();
     let mut table = table(&["keyspace", "fence", "token", "owner", "kept at most for"], &[2]);
     for name in names {
-        for holder in keyspace(&db, &name)?.holders(&prefix) {
+        for holder in keyspace(&db, &name)?.holders(&prefix)? {
             let remaining = holder.remaining.map(|time| time.as_nanos() as u64);
             if args.shape.json {
                 let mut line = object([("keyspace", name.clone().into())]);

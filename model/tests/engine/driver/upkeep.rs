@@ -79,7 +79,7 @@ impl Driver<'_> {
         }
         for fence in self.model.fences() {
             let name = self.name(fence);
-            let holders = self.space(fence).holders(&name);
+            let holders = self.space(fence).holders(&name).unwrap();
             let found =
                 holders.iter().find(|holder| holder.fence == name).map_or(0, |it| it.token.get() as u8);
             let kept = &mut self.state.kept[fence];
