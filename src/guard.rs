@@ -60,7 +60,7 @@ impl Keyspace {
     }
 }
 
-/// A lease that is held. Dropping it releases it at once, without I/O.
+/// A lease that is held. Dropping it releases it at once, without I/O; [`Lease::detach`] does not.
 ///
 /// Holding it is no proof that it is still valid: a paused thread finds out only when it asks. What
 /// protects the data is [`Lease::token`] in every write. See the [guide](crate::guide).
@@ -74,12 +74,14 @@ pub struct Lease {
     fence: Arc<[u8]>,
     grant: Arc<Grant>,
     predecessor: Option<(Token, OpId)>,
+    /// It is its holder's elsewhere: dropping this releases nothing.
+    is_detached: bool,
 }
 
 impl Lease {
     pub(crate) fn new(engine: &Arc<Engine>, keyspace: &Arc<KeyspaceState>, granted: Granted) -> Self {
         let Granted { grant, fence, predecessor, .. } = granted;
-        Lease { engine: engine.clone(), keyspace: keyspace.clone(), fence, grant, predecessor }
+        Lease { engine: engine.clone(), keyspace: keyspace.clone(), fence, grant, predecessor, is_detached: false }
     }
 
     /// The token to write with.
@@ -241,11 +243,33 @@ impl Lease {
         }
         Err(self.keyspace.not_held(&self.fence, self.token()))
     }
+
+    /// Hands the lease to a holder elsewhere: it stays granted, and is renewed and released by key, token and
+    /// owner ([`Keyspace::renew`], [`Keyspace::release`]). Nothing is released here, and nothing is kept of it.
+    ///
+    /// A [`keep_alive`](Lease::keep_alive) ends: from here on the lease runs out one ttl after the last renewal,
+    /// unless its holder renews it. A [`Lost`] goes on.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = tidewall::Db::open(dir.path().join("data"))?;
+    /// # let jobs = db.keyspace("jobs", tidewall::KeyspaceOptions::new())?;
+    /// let (token, owner) = jobs.lease(b"job-7").acquire()?.detach(); // sent to the holder, and back
+    /// assert!(jobs.lease(b"job-7").try_acquire().is_err());
+    /// jobs.put(token, b"job-7", b"result")?;
+    /// jobs.release(b"job-7", token, owner)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn detach(mut self) -> (Token, OwnerId) {
+        self.is_detached = true;
+        self.engine.watches.keep_no_longer(self.token(), self.engine.options.clock.now());
+        (self.token(), self.owner())
+    }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if !self.grant.is_ended() {
+        if !self.is_detached && !self.grant.is_ended() {
             self.engine.release_grant(&self.keyspace, &self.fence, &self.grant);
         }
     }

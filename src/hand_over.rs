@@ -104,7 +104,7 @@ impl Engine {
         }
         if let Some(keep) = keep.filter(|keep| keep.next <= now) {
             let next = self.keep_alive(&grant, keep, now);
-            self.watches.keep(&grant, next, now);
+            self.watches.keep_on(token, keep, next, now);
         }
         // Once told, for ever over: a clock that goes back does not bring it back. Upholds L4.
         let ended = if is_told { grant.end_if_not_held(now) } else { grant.end_if_expired(now) };

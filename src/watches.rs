@@ -203,7 +203,7 @@ impl Watches {
         drop((waker, gone));
     }
 
-    /// The grant is to be renewed, or no longer; `false`: it is over.
+    /// The grant is to be renewed, or not, as its holder says; `false`: it is over.
     pub(crate) fn keep(&self, grant: &Arc<Grant>, keep: Option<Keep>, now: u64) -> bool {
         let mut inner = self.0.lock();
         let was_known = inner.is_known(grant);
@@ -212,6 +212,26 @@ impl Watches {
         drop(inner);
         drop(gone);
         watched
+    }
+
+    /// A grant that was kept alive is to be renewed again, or no longer; unless its holder has said otherwise
+    /// since it was so.
+    pub(crate) fn keep_on(&self, token: Token, was: Keep, next: Option<Keep>, now: u64) {
+        self.change_keep(token, now, |keep| if keep == Some(was) { next } else { keep });
+    }
+
+    /// The grant is renewed for nobody any more.
+    pub(crate) fn keep_no_longer(&self, token: Token, now: u64) {
+        self.change_keep(token, now, |_| None);
+    }
+
+    fn change_keep(&self, token: Token, now: u64, change: impl FnOnce(Option<Keep>) -> Option<Keep>) {
+        let mut inner = self.0.lock();
+        let Some(watch) = inner.watches.get_mut(&token) else { return };
+        watch.keep = change(watch.keep);
+        let gone = inner.arm(token, now);
+        drop(inner);
+        drop(gone);
     }
 
     /// The grant is over: whom that concerns.
@@ -327,6 +347,25 @@ mod tests {
         assert_eq!(watches.next(), Some(3 * MS));
         assert!(watches.keep(&grant, None, MS));
         assert_eq!((watches.len(), watches.next()), (0, None));
+    }
+
+    /// The thread renews without the lock: what the holder says meanwhile counts.
+    #[test]
+    fn a_renewal_does_not_undo_what_the_holder_said_meanwhile() {
+        let (watches, bell) = (Watches::new(), Arc::new(Bell::new()));
+        let grant = live(&bell);
+        let was = Keep { next: 3 * MS, until: 100 * MS };
+        let next = Some(Keep { next: 6 * MS, ..was });
+        let longer = Keep { until: 900 * MS, ..was };
+        for (meanwhile, at) in [(Some(was), Some(6 * MS)), (Some(longer), Some(3 * MS)), (None, None)] {
+            assert!(watches.keep(&grant, Some(was), MS));
+            match meanwhile {
+                Some(keep) => assert!(watches.keep(&grant, Some(keep), MS)),
+                None => watches.keep_no_longer(grant.token(), MS),
+            }
+            watches.keep_on(grant.token(), was, next, 3 * MS);
+            assert_eq!((watches.len(), watches.next()), (usize::from(at.is_some()), at));
+        }
     }
 
     #[test]

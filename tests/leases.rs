@@ -247,6 +247,49 @@ fn a_lease_is_over_when_its_store_is_closed() {
     assert_eq!(lost.wait(), Ending::Closed);
 }
 
+// Holders elsewhere.
+
+#[test]
+fn a_detached_lease_is_its_remote_holders_and_leaks_nothing() {
+    let kept = Arc::new(());
+    let (disk, clock, held) = (SimDisk::new(), ManualClock::new(), kept.clone());
+    // Lives as long as the store does in memory.
+    let options = Options::new().progress(move |_| assert!(Arc::strong_count(&held) > 0));
+    let (db, jobs) = open_sim(&disk, &clock, options);
+    let lease = jobs.lease(b"f").ttl(ms(1000)).acquire().unwrap();
+    let lost = lease.lost();
+    let (token, owner) = lease.detach();
+    assert_eq!(db.stats().releases, 0);
+    let holder = jobs.holders(b"f").unwrap().remove(0);
+    assert_eq!((holder.token, holder.owner, holder.is_live), (token, owner, true));
+    assert!(matches!(jobs.lease(b"f").try_acquire(), Err(Error::Held { .. })));
+    clock.advance(ms(900));
+    assert!(jobs.renew(b"f", token, owner).unwrap() > ms(900));
+    clock.advance(ms(900));
+    jobs.put(token, b"f", b"by the remote holder").unwrap();
+    assert!(matches!(jobs.release(b"f", token, OwnerId::new(1)), Err(Error::NotHeld { .. })));
+    jobs.release(b"f", token, owner).unwrap();
+    assert_eq!(lost.wait(), Ending::Released);
+    assert!(jobs.lease(b"f").try_acquire().unwrap().token() > token);
+    drop((db, jobs));
+    assert_eq!(Arc::strong_count(&kept), 1, "the store is still in memory");
+}
+
+#[test]
+fn a_detached_lease_is_no_longer_kept_alive() {
+    let store = store();
+    let lease = store.jobs.lease(b"f").ttl(ms(90)).acquire().unwrap();
+    lease.keep_alive(ms(1_000_000)).unwrap();
+    assert_eq!(store.db.stats().watched_leases, 1);
+    lease.detach();
+    assert_eq!(store.db.stats().watched_leases, 0);
+    store.clock.advance(ms(60));
+    assert!(matches!(store.jobs.lease(b"f").try_acquire(), Err(Error::Held { .. })));
+    store.clock.advance(ms(60));
+    drop(store.jobs.lease(b"f").try_acquire().unwrap());
+    assert_eq!(store.db.stats().renewals, 1, "by keep_alive itself");
+}
+
 /// Who asked before the end is woken by it, and need not ask again.
 #[test]
 fn who_watches_before_the_end_is_woken_by_each_kind_of_it() {

@@ -139,6 +139,7 @@ const TABLE: &[Row] = &[
     row("Batch::require", Read, |w, _| { let mut b = w.db.batch(); b.require(Require::Live); Ok(()) }),
     other("Lease::renew", "Keyspace::renew"),
     other("Lease::release", "Keyspace::release"),
+    other("Lease::detach", "changes nothing: tests/leases.rs"),
 ];
 
 /// The key that everything is tried on; `/` is the delimiter of `Scope::Prefix`.
