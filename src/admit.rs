@@ -176,6 +176,20 @@ impl Engine {
             })
     }
 
+    /// Judges the token of a write that found nothing to change, of keys that have no one fence: against what
+    /// holds for each fence of the keyspace, which is its floor, and that the token was ever granted.
+    pub fn judge_token(
+        &self,
+        tail: &Tail,
+        keyspace: &Arc<KeyspaceState>,
+        token: Token,
+    ) -> Result<(), Refused> {
+        let hashes = FenceHashes { own: 0, key: 0 };
+        // As a raise, which asks of no fence in particular.
+        let fence = Fence { keyspace, name: b"", hashes, token, raises: true };
+        self.check_token(tail, &fence, &FenceView::default())
+    }
+
     /// The clock is read here, inside of the tail lock: what is live now is live at this place in the order.
     fn check_live(&self, fences: &[Fence<'_>]) -> Result<(), Refused> {
         let now = self.options.clock.now();

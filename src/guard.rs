@@ -81,7 +81,14 @@ pub struct Lease {
 impl Lease {
     pub(crate) fn new(engine: &Arc<Engine>, keyspace: &Arc<KeyspaceState>, granted: Granted) -> Self {
         let Granted { grant, fence, predecessor, .. } = granted;
-        Lease { engine: engine.clone(), keyspace: keyspace.clone(), fence, grant, predecessor, is_detached: false }
+        Lease {
+            engine: engine.clone(),
+            keyspace: keyspace.clone(),
+            fence,
+            grant,
+            predecessor,
+            is_detached: false,
+        }
     }
 
     /// The token to write with.

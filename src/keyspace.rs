@@ -155,6 +155,10 @@ impl Keyspace {
     /// Deletes every key with the prefix, each against its own fence, all or nothing. Fences without a
     /// present key are not touched. An empty prefix means every key.
     ///
+    /// Where there is no such key, the token is judged all the same: against the mark of the one fence that they
+    /// would have, if the prefix says which (it holds the delimiter, or the keyspace is one fence); else against the
+    /// floor of the keyspace, and a token that this store never granted is refused.
+    ///
     /// # Errors
     /// As [`Keyspace::delete`]; [`Error::TooLarge`] when they do not fit one batch:
     /// [`Keyspace::delete_prefix_some`] goes step by step.
@@ -163,7 +167,7 @@ impl Keyspace {
     }
 
     /// Deletes up to `limit` keys with the prefix, as many as fit one batch, those together or not at
-    /// all, and says whether more are left.
+    /// all, and says whether more are left. Where there is no key, as [`Keyspace::delete_prefix`].
     ///
     /// # Errors
     /// As [`Keyspace::delete`].
@@ -379,7 +383,8 @@ impl Keyspace {
                 if !tail.active.as_ref().is_some_and(|active| active.fits(room)) {
                     return Ok(Step::NeedsRoom(room));
                 }
-                Ok(Step::Done(self.delete_found(tail, token, &found), found.keys.len(), found.more))
+                let answer = self.delete_found(tail, token, prefix, &found);
+                Ok(Step::Done(answer, found.keys.len(), found.more))
             })??;
             match step {
                 Step::NeedsRoom(room) => needed = room,
@@ -425,7 +430,7 @@ impl Keyspace {
         }
     }
 
-    fn delete_found(&self, tail: &mut Tail, token: Token, found: &Present) -> Answer {
+    fn delete_found(&self, tail: &mut Tail, token: Token, prefix: &[u8], found: &Present) -> Answer {
         let engine = &self.shared.engine;
         let keyspace = &self.state;
         let mut fences: Vec<Fence<'_>> = Vec::new();
@@ -456,11 +461,46 @@ impl Keyspace {
             seen: &[],
             bytes: found.frame_bytes(),
         };
-        let judged = if changes.is_empty() { Ok(tail.last()) } else { engine.judge_and_append(tail, &write) };
+        let judged = match changes.is_empty() {
+            true => self.judge_nothing(tail, token, prefix).map(|()| tail.last()),
+            false => engine.judge_and_append(tail, &write),
+        };
         // Also a refusal rests on which keys are there, and so on all that was appended before.
         let last = tail.last();
         let judged = judged.map_err(|refused| Refused { rests_on: refused.rests_on.max(last), ..refused });
         engine.answer(tail, judged)
+    }
+
+    /// Under the tail lock: whether the token would be good, as far as that can be said without a key.
+    fn judge_nothing(&self, tail: &Tail, token: Token, prefix: &[u8]) -> Result<(), Refused> {
+        let (engine, keyspace) = (&self.shared.engine, &self.state);
+        let Some(name) = keyspace.fence_of_prefix(prefix) else {
+            return engine.judge_token(tail, keyspace, token);
+        };
+        let hashes = engine.fence_hashes(keyspace, name);
+        let fences = [Fence { keyspace, name, hashes, token, raises: false }];
+        let write = Write {
+            changes: &[],
+            fences: &fences,
+            conditions: &[],
+            op: None,
+            require: Require::Newest,
+            seen: &[],
+            bytes: 0,
+        };
+        engine.judge(tail, &write, &crossbeam_epoch::pin(), &mut Vec::new())
+    }
+}
+
+impl KeyspaceState {
+    /// The fence of every key with the prefix, if they all have the same one.
+    fn fence_of_prefix<'k>(&self, prefix: &'k [u8]) -> Option<&'k [u8]> {
+        let fence = self.fence_of(prefix);
+        match self.options.scope {
+            Scope::Key => None,
+            Scope::Prefix(delimiter) => fence.ends_with(&[delimiter]).then_some(fence),
+            Scope::Keyspace => Some(fence),
+        }
     }
 }
 

@@ -310,8 +310,11 @@ enum Answer {
 
 /// The rule in words: section 3 of the design.
 fn expected(kind: Kind, case: Case, number: u64) -> Answer {
+    let is_absent = kind == WritePresent && !case.has_value();
+    // Without a key to delete, the fence is known only where the keyspace is one.
+    let has_no_fence = is_absent && case.scope != Scope::Keyspace;
     let known = match case.source {
-        Source::Store if kind == Write || kind == WritePresent => number <= MARK,
+        Source::Store if (kind == Write || kind == WritePresent) && !has_no_fence => number <= MARK,
         Source::Store => number <= HIGHER,
         Source::External | Source::Capped => true,
     };
@@ -327,13 +330,13 @@ fn expected(kind: Kind, case: Case, number: u64) -> Answer {
         Retire if case.from == From::Own => Answer::Done,
         Retire if number < MARK => Answer::Fenced,
         Retire => Answer::Done,
-        WritePresent if !case.has_value() => Answer::Nothing,
         // A floor is measured against the floor before: an own mark that is higher stays in force.
         RaiseAll if case.from == From::Own && known => Answer::Done,
         _ if number < MARK => Answer::Fenced,
         _ if !known => Answer::Unknown,
         RaiseAll => Answer::Done,
         _ if jumps => Answer::Jump,
+        _ if is_absent => Answer::Nothing,
         _ => Answer::Done,
     }
 }

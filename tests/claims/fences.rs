@@ -530,6 +530,70 @@ fn delete_prefix_is_one_batch_against_each_fence() {
     assert_eq!(rows.mark(b"b2").unwrap(), None, "a fence without a present key is not touched");
 }
 
+type Call<'k> = dyn Fn(Token, &[u8]) -> Result<Deleted> + 'k;
+
+/// A late writer whose keys are gone learns that it is fenced, and is not told that all went well.
+#[test]
+fn delete_prefix_judges_its_token_also_where_no_key_has_the_prefix() {
+    for scope in [Scope::Key, Scope::Prefix(b'/'), Scope::Keyspace] {
+        let sim = Sim::new();
+        let (db, ks) = store_keys(&sim, scope);
+        let first = ks.lease(b"a/").acquire().unwrap();
+        first.release().unwrap();
+        ks.lease(b"a/").acquire().unwrap().release().unwrap();
+        let (old, new, unknown) = (token(1), token(2), token(99));
+        // Whether every key with the prefix has the fence of `a/`.
+        let fenced = |prefix: &[u8]| match scope {
+            Scope::Keyspace => true,
+            Scope::Prefix(_) => prefix.starts_with(b"a/"),
+            _ => false,
+        };
+        let all = |token, prefix: &[u8]| ks.delete_prefix(token, prefix);
+        let some = |token, prefix: &[u8]| ks.delete_prefix_some(token, prefix, 10);
+        let calls: [&Call<'_>; 2] = [&all, &some];
+        for delete in calls {
+            for prefix in [&b"a/"[..], b"a/x", b"a/x/y", b"a", b""] {
+                match fenced(prefix) {
+                    true => {
+                        assert_err!(delete(old, prefix), Error::Fenced { mark, .. } if mark == new.into())
+                    }
+                    false => assert_eq!(delete(old, prefix).unwrap().keys, 0),
+                }
+                assert_eq!(delete(new, prefix).unwrap().keys, 0);
+                assert_err!(delete(unknown, prefix), Error::UnknownToken { .. });
+            }
+        }
+        if scope == Scope::Prefix(b'/') {
+            assert_err!(ks.delete_prefix(new, b"b/"), Error::UnknownToken { .. });
+        }
+        ks.raise_all(new).unwrap();
+        for delete in calls {
+            for prefix in [&b"a/"[..], b"b/", b""] {
+                assert_err!(delete(old, prefix), Error::Fenced { mark, .. } if mark == new.into());
+                assert_eq!(delete(new, prefix).unwrap().keys, 0);
+            }
+        }
+        assert_eq!(ks.mark(b"b/").unwrap(), Some(new.into()), "the floor: nothing was raised");
+        drop(db);
+    }
+    // What refuses is durable by then; and where tokens may not jump, none does.
+    let sim = Sim::new();
+    let db = sim.open();
+    let options = KeyspaceOptions::new().tokens(Tokens::External).scope(Scope::Prefix(b'/'));
+    let rows = db.keyspace("rows", options.token_jump_cap(10)).unwrap();
+    let mut raise = db.batch();
+    raise.raise(&rows, token(5), b"a/").unwrap();
+    let pending = raise.submit().unwrap();
+    assert!(!pending.is_done());
+    assert_err!(rows.delete_prefix(token(4), b"a/"), Error::Fenced { .. });
+    assert!(pending.is_done());
+    for prefix in [&b"a/"[..], b""] {
+        assert_err!(rows.delete_prefix(token(16), prefix), Error::TokenJump { .. });
+        assert_eq!(rows.delete_prefix(token(15), prefix).unwrap().keys, 0);
+    }
+    assert_eq!(rows.mark(b"a/").unwrap(), Some(token(5).into()), "nothing was written");
+}
+
 /// F3, R2: the segment that such a write found full is sealed all the same, by the close at the latest.
 #[test]
 fn f3_a_segment_that_was_left_for_a_refused_write_is_sealed() {

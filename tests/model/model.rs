@@ -174,6 +174,23 @@ impl Model {
         Ok(())
     }
 
+    /// A delete of a prefix that no key has: judged by the fence they would all have, else by the floor.
+    pub fn write_nothing(&self, space: usize, token: u64, prefix: &[u8]) -> Result<(), Refused> {
+        let of = &self.spaces[space];
+        let has_fence = match of.scope {
+            Scope::Prefix(by) => prefix.contains(&by),
+            Scope::Keyspace => true,
+            _ => false,
+        };
+        let mark = if has_fence { of.mark(prefix) } else { of.floor };
+        if token < mark || of.is_below_floor(token) {
+            let last_op = if has_fence { of.last_op(prefix, token) } else { LastOp::Unknown };
+            return Err(Refused::Fenced { mark, last_op });
+        }
+        let known = if has_fence { mark } else { self.counter };
+        if of.tokens == Tokens::Store && token > known { Err(Refused::Unknown) } else { Ok(()) }
+    }
+
     pub fn raise_all(&mut self, space: usize, token: u64) -> Result<(), Refused> {
         let of = &mut self.spaces[space];
         if of.is_below_floor(token) {

@@ -155,6 +155,16 @@ impl Model {
                     value: Arc::default(),
                 };
                 let changes: Vec<_> = keys.map(delete).collect();
+                if changes.is_empty() {
+                    // Judged by the fence that the keys would all have, else by the floor, as a raise of nothing.
+                    let has_fence = match SPACES[*space].1 {
+                        Scope::Prefix(byte) => prefix.contains(&byte),
+                        scope => scope == Scope::Keyspace,
+                    };
+                    let name = if has_fence { fence_of(*space, prefix) } else { b"" };
+                    let refused = self.refuse((*space, name), *token, !has_fence);
+                    return if refused.is_empty() { vec![Said::Deleted(0)] } else { refused };
+                }
                 self.write(&changes, &[], None, Said::Deleted(changes.len()))
             }
             Call::Raise { space, token, key } => {
@@ -242,9 +252,6 @@ impl Model {
         }
         if !refused.is_empty() {
             return refused;
-        }
-        if changes.is_empty() {
-            return vec![done];
         }
         self.lsn += 1;
         for (&(space, fence), &(token, _)) in &fences {
