@@ -39,8 +39,15 @@ use std::ops::Range;
 /// batch.op(OpId::new(1));
 /// let lsn = batch.commit()?;
 /// assert_eq!(rows.get(b"b")?.expect("just written").lsn(), lsn);
+/// // Committing leaves the batch as it is. A retry under its number is recognised, and changes nothing.
+/// assert!(matches!(batch.commit(), Err(tidewall::Error::Duplicate { lsn: at }) if at == lsn));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// So a commit that was refused may be tried again: after [`Error::Busy`], [`Error::NoSpace`] or
+/// [`Error::Conflict`] the batch was not applied. Where an answer was lost (a dropped [`Commit`], say) it may have
+/// been: number the batch ([`Batch::op`]), or the retry applies it twice. After [`Error::Indeterminate`] the store is to
+/// be reopened, and the batch belongs to the store before: make the same one anew, under the same number.
 #[derive(Debug)]
 #[must_use = "a batch does nothing until it is committed"]
 pub struct Batch {
@@ -155,7 +162,7 @@ impl Batch {
     /// # Errors
     /// Any refusal, [`Error::InvalidArgument`] for two tokens for one fence or an empty batch,
     /// [`Error::NoSpace`], [`Error::Indeterminate`], [`Error::Poisoned`].
-    pub fn commit(self) -> Result<Lsn> {
+    pub fn commit(&self) -> Result<Lsn> {
         let answer = self.begin()?;
         self.shared.engine.settle(answer)
     }
@@ -165,7 +172,7 @@ impl Batch {
     ///
     /// # Errors
     /// Errors that are known at once; the others come out of the [`Commit`].
-    pub fn submit(self) -> Result<Commit> {
+    pub fn submit(&self) -> Result<Commit> {
         self.shared.wait_for_room()?;
         let answer = self.begin()?;
         Ok(Commit::new(&self.shared, answer))
@@ -175,7 +182,7 @@ impl Batch {
     ///
     /// # Errors
     /// [`Error::Busy`] while too many bytes are in flight, else as [`Batch::submit`].
-    pub fn try_submit(self) -> Result<Commit> {
+    pub fn try_submit(&self) -> Result<Commit> {
         self.shared.check_room()?;
         let answer = self.begin()?;
         Ok(Commit::new(&self.shared, answer))

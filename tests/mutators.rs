@@ -261,11 +261,11 @@ impl World {
     }
 
     /// A batch whose other half, in another keyspace, would be admitted.
-    fn mixed(&self, token_: Token, finish: fn(Batch) -> Result<Lsn>) -> Result<()> {
+    fn mixed(&self, token_: Token, finish: fn(&Batch) -> Result<Lsn>) -> Result<()> {
         let mut batch = self.db.batch();
         batch.put(&self.elsewhere, token(HIGHER), b"other", NEW)?;
         batch.put(&self.ks, token_, KEY, NEW)?;
-        finish(batch).map(drop)
+        finish(&batch).map(drop)
     }
 
     /// Everything that a refusal must not change.

@@ -355,6 +355,28 @@ fn a_retry_is_recognised_also_after_a_power_cut() {
 }
 
 /// Unknown token, fenced, duplicate or stale, conditions: in this order.
+/// A commit leaves its batch as it is, so that it can be tried again: as a whole, and at most once by its number.
+#[test]
+fn a_batch_that_was_refused_or_whose_answer_was_lost_is_committed_again() {
+    let sim = Sim::new();
+    let db = sim.options().in_flight_bytes(5000).open("sim").unwrap();
+    let rows = external(&db);
+    let mut batch = db.batch();
+    batch.put(&rows, token(5), b"a", b"1").unwrap().put(&rows, token(5), b"b", b"2").unwrap();
+    batch.expect(&rows, b"c", Expect::Present).unwrap().op(op(7));
+    assert_err!(batch.commit(), Error::Conflict { .. });
+    rows.submit_put(token(5), b"c", &[0; 9000]).map(drop).unwrap();
+    assert_err!(batch.try_submit(), Error::Busy { .. });
+    drop(batch.submit().unwrap());
+    let Err(Error::Duplicate { lsn }) = batch.commit() else { panic!("it was committed before") };
+    assert_eq!(rows.get(b"a").unwrap().unwrap().lsn(), lsn);
+    assert_eq!((batch.len(), rows.iter().count()), (2, 3));
+    // Without a number it is a write like any other, each time.
+    let mut again = db.batch();
+    again.put(&rows, token(5), b"a", b"3").unwrap();
+    assert!(again.commit().unwrap() < again.submit().unwrap().wait().unwrap());
+}
+
 #[test]
 fn checks_are_made_in_their_order() {
     let sim = Sim::new();
