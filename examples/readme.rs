@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     batch.op(OpId::new(1));
     batch.commit()?;
     let value = jobs.get(b"7/result")?.expect("just written");
-    assert_eq!((value.bytes(), value.mark()), (&b"done"[..], b.token().into()));
+    assert_eq!((value.bytes(), value.token()), (&b"done"[..], b.token()));
     for item in jobs.prefix(b"7/") {
         let (key, value) = item?;
         println!("{} = {}", key.escape_ascii(), value.escape_ascii());

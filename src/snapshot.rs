@@ -14,7 +14,7 @@ use crate::log::segment::{OpRef, Pinned, Segment};
 use crate::look_up::is_named;
 use crate::op::{Class, Kind};
 use crate::sync::{Arc, Mutex};
-use crate::types::{Location, Lsn, Mark};
+use crate::types::{Location, Lsn, Mark, Token};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
@@ -80,7 +80,7 @@ impl fmt::Debug for Pin {
 #[derive(Clone)]
 pub struct Value {
     bytes: Held,
-    mark: Mark,
+    token: Token,
     lsn: Lsn,
 }
 
@@ -109,9 +109,28 @@ impl Value {
         }
     }
 
-    /// The token that the value was written under: to look at, not to write with.
-    pub fn mark(&self) -> Mark {
-        self.mark
+    /// The token that the value was written under: whose work it is. To look at, not to write with: whoever does
+    /// may be that writer's late twin.
+    ///
+    /// It is not the mark of the fence, which may be higher by now ([`Keyspace::mark`](crate::Keyspace::mark)): a grant,
+    /// a raise and a write to another key of the fence raise that, and leave this value's token as it is.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = tidewall::Db::open(dir.path().join("data"))?;
+    /// # let jobs = db.keyspace("jobs", tidewall::KeyspaceOptions::new())?;
+    /// let first = jobs.lease(b"job-7").acquire()?;
+    /// jobs.put(first.token(), b"job-7", b"by the first")?;
+    /// let written_by = first.token();
+    /// first.release()?;
+    /// let second = jobs.lease(b"job-7").acquire()?;
+    /// let value = jobs.get(b"job-7")?.expect("just written");
+    /// assert_eq!(value.token(), written_by);
+    /// assert_eq!(jobs.mark(b"job-7")?, Some(second.token().into()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn token(&self) -> Token {
+        self.token
     }
 
     /// The place of the write in the order; what [`Expect::Version`](crate::Expect::Version) compares.
@@ -136,7 +155,7 @@ impl AsRef<[u8]> for Value {
 
 impl PartialEq for Value {
     fn eq(&self, other: &Self) -> bool {
-        self.lsn == other.lsn && self.mark == other.mark && self.bytes() == other.bytes()
+        self.lsn == other.lsn && self.token == other.token && self.bytes() == other.bytes()
     }
 }
 
@@ -146,7 +165,7 @@ impl fmt::Debug for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Value")
             .field("bytes", &crate::types::Excerpt::new(self.bytes()))
-            .field("mark", &self.mark)
+            .field("token", &self.token)
             .field("lsn", &self.lsn)
             .finish()
     }
@@ -165,7 +184,7 @@ impl Engine {
         hash: u64,
         when: When,
     ) -> Result<Option<Value>> {
-        self.with_version(keyspace, key, hash, when, |segment, found| Ok(value_of(segment, found)))
+        self.with_version(keyspace, key, hash, when, value_of)
     }
 
     /// Runs `read` on the value of a key, borrowed.
@@ -255,7 +274,7 @@ impl Engine {
                         return Ok(None);
                     }
                     segment.check_value(&op)?;
-                    return Ok(Some(value_of(segment, &op)));
+                    return value_of(segment, &op).map(Some);
                 }
             }
         }
@@ -273,14 +292,16 @@ impl Engine {
     }
 }
 
-fn value_of(segment: &Arc<Segment>, found: &OpRef<'_>) -> Value {
+fn value_of(segment: &Arc<Segment>, found: &OpRef<'_>) -> Result<Value> {
     let range = found.head.value();
     let pinned = if range.len() > COPY_BYTES { segment.pin() } else { None };
     let bytes = match pinned {
         Some(segment) => Held::Pinned { segment: Arc::new(segment), from: range.start, to: range.end },
         None => Held::Copy(found.value().into()),
     };
-    Value { bytes, mark: Mark::from_number(found.head.token), lsn: found.lsn }
+    let token = Token::new(found.head.token);
+    let token = token.map_err(|_| segment.corrupt(found.at.offset, "a value without a token"))?;
+    Ok(Value { bytes, token, lsn: found.lsn })
 }
 
 /// A key and its value, or that there is no more.
@@ -446,4 +467,41 @@ fn exclude(bound: &mut Bound<Vec<u8>>, key: &[u8]) {
 
 fn borrowed(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     bound.as_ref().map(Vec::as_slice)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::append::{frame_bytes, room};
+    use crate::db::Db;
+    use crate::error::Error;
+    use crate::keyspace::Keyspace;
+    use crate::log::pool::Need;
+    use crate::op::{Links, Op};
+    use crate::options::{KeyspaceOptions, Options, Tokens};
+    use crate::storage::SimDisk;
+
+    /// No write makes one; whoever forges the files gets an error for it.
+    #[test]
+    fn a_value_without_a_token_is_damage() {
+        let disk = SimDisk::new();
+        let open = || -> (Db, Keyspace) {
+            let db = Options::new().storage(disk.clone()).without_threads().open("sim").unwrap();
+            let rows = db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap();
+            (db, rows)
+        };
+        let (db, rows) = open();
+        let key = &b"key"[..];
+        let id = rows.state.id;
+        let op =
+            Op { kind: Kind::Put, keyspace: id, token: 0, key, value: b"value", links: Links::default() };
+        let engine = &db.shared.engine;
+        let room = room(frame_bytes(1, 8), 1);
+        engine.with_room(room, Need::Ordinary, |tail| engine.append_op(tail, &op)).unwrap();
+        db.close().unwrap();
+        let (_db, rows) = open();
+        let found = rows.get(key);
+        assert!(matches!(&found, Err(Error::Corrupt { .. })), "{found:?}");
+        assert!(rows.iter().next().is_some_and(|item| item.is_err()));
+    }
 }

@@ -70,7 +70,7 @@ fn the_example_opens_and_holds_what_the_page_says() {
     assert_eq!(db.keyspaces(), [("jobs".to_owned(), jobs())]);
     let jobs = db.keyspace("jobs", jobs()).unwrap();
     let value = jobs.get(b"7/a").unwrap().unwrap();
-    assert_eq!((&*value, value.mark().get(), value.lsn().get()), (&b"done"[..], 1, 4));
+    assert_eq!((&*value, value.token().get(), value.lsn().get()), (&b"done"[..], 1, 4));
     assert_eq!(jobs.iter().count(), 1);
     assert_eq!(jobs.mark(b"7/").unwrap().unwrap().get(), 1);
     let retry = jobs.put_op(Token::new(1).unwrap(), OpId::new(9), b"7/a", b"done");

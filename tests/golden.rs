@@ -74,7 +74,7 @@ fn v1_scopes_opens() {
         assert_eq!(keys.mark(b"a").unwrap().unwrap().get(), 1);
         assert_eq!(jobs.iter().count(), 11);
         assert_eq!(jobs.get(b"7/3").unwrap().as_deref(), Some(&ZEROS[..]));
-        assert_eq!(jobs.get(b"7/x").unwrap().unwrap().mark().get(), 2);
+        assert_eq!(jobs.get(b"7/x").unwrap().unwrap().token().get(), 2);
         assert_eq!(jobs.mark(b"7/").unwrap().unwrap().get(), 3);
         assert!(matches!(jobs.put(token(2), b"7/x", b"late"), Err(Error::Fenced { .. })));
         assert!(matches!(log.put(token(3), b"x", b"late"), Err(Error::Fenced { .. })), "the floor");

@@ -133,7 +133,7 @@ impl Seen {
                 "round {round}: {key} went back from {number} to {}",
                 parse(&found)
             );
-            assert_eq!(found.mark().get(), parse(&found), "round {round}: the token of another write");
+            assert_eq!(found.token().get(), parse(&found), "round {round}: the token of another write");
             let late = rows.put(token(number.max(2) - 1), key.as_bytes(), b"late");
             assert!(matches!(late, Err(Error::Fenced { .. })), "round {round}: a late write got {late:?}");
         }

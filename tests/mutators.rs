@@ -453,7 +453,7 @@ fn check_admitted(world: &World, row: &Row, number: u64, before: &Trace, after: 
         _ if row.name.contains("delete") => assert_eq!(value, None, "{what}"),
         _ => {
             assert_eq!(value.as_deref(), Some("new"), "{what}");
-            assert_eq!(world.ks.get(KEY).unwrap().unwrap().mark().get(), number, "{what}");
+            assert_eq!(world.ks.get(KEY).unwrap().unwrap().token().get(), number, "{what}");
         }
     }
     // The token itself is fenced by a floor that is raised past it.

@@ -595,7 +595,7 @@ fn what_was_carried_is_proven_before_its_segment_goes() {
     assert!(db.compact().unwrap().segments > 0);
     let read_only = Options::new().storage(disk.kill()).read_only().open("sim").unwrap();
     let old = external(&read_only).get(b"old").unwrap().expect("it was acknowledged long ago");
-    assert_eq!((old.bytes(), old.mark().get()), (&b"value"[..], 9));
+    assert_eq!((old.bytes(), old.token().get()), (&b"value"[..], 9));
 }
 /// A disk that said of every new file that its name was taken kept whoever made a segment looking for a free one
 /// for ever, with the list of segments locked; and so did one whose writes failed with the same error, for it was taken

@@ -152,18 +152,18 @@ fn check_job(jobs: &Keyspace, job: JobId, file: &Path, outcome: &Outcome) -> Res
     let granted = tokens(|what| matches!(what, What::Granted | What::FoundDone));
     let found_done = tokens(|what| *what == What::FoundDone);
     let committed = tokens(|what| *what == What::Committed);
-    if token.parse() != Ok(value.mark().get()) {
+    if token.parse() != Ok(value.token().get()) {
         return Err(
-            format!("worker {worker} wrote it with token {token}, the store says {}", value.mark()).into()
+            format!("worker {worker} wrote it with token {token}, the store says {}", value.token()).into()
         );
     }
     if granted.iter().max() != Some(&mark.get()) {
         return Err(format!("the mark is {mark}, and granted were {granted:?}").into());
     }
-    if value.mark() != mark && !found_done.contains(&mark.get()) {
+    if value.token().get() != mark.get() && !found_done.contains(&mark.get()) {
         return Err(format!("worker {worker} wrote it with token {token}, and the mark is {mark}").into());
     }
-    if committed != [value.mark().get()] {
+    if committed != [value.token().get()] {
         return Err(format!("written once, with token {token}? committed were {committed:?}").into());
     }
     let (fresh_size, fresh_sha256) = FileDigest::of(file)?;

@@ -45,7 +45,7 @@ pub fn contents(db: &Db) -> Result<Contents, Error> {
         for item in keyspace.iter() {
             let (key, value) = item?;
             let mark = keyspace.mark(&key)?.map_or(0, |mark| mark.get());
-            assert!(mark >= value.mark().get(), "a mark below the token of a value");
+            assert!(mark >= value.token().get(), "a mark below the token of a value");
             assert_eq!(keyspace.get(&key)?.as_deref(), Some(&*value), "a scan and a look-up differ");
             all.insert((name.clone(), key), (value.to_vec(), mark));
         }

@@ -44,7 +44,7 @@ pub fn count(dir: &Path) -> Result<String, String> {
         let (key, value) = item.map_err(|e| format!("a read: {e}"))?;
         let bytes = key.iter().chain(value.iter());
         sum =
-            bytes.fold(sum, |sum, &byte| sum.wrapping_mul(31).wrapping_add(byte as u64)) ^ value.mark().get();
+            bytes.fold(sum, |sum, &byte| sum.wrapping_mul(31).wrapping_add(byte as u64)) ^ value.token().get();
         keys += 1;
     }
     Ok(format!("{keys} keys, {sum:x}"))
@@ -131,7 +131,7 @@ pub fn fill(dir: &Path) -> Result<String, String> {
                 (db, rows) = open(&data).map_err(|e| format!("{what}: opening: {e}"))?;
                 let key = number % 100_000;
                 if let Some(found) = rows.get(&key.to_le_bytes()).map_err(show)?
-                    && found.mark().get() == number
+                    && found.token().get() == number
                 {
                     accepted.insert(key, (number, found.len()));
                 }

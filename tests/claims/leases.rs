@@ -96,7 +96,7 @@ fn l2_the_counter_crosses_the_usual_widths_and_ends_at_its_maximum() {
             last += 1;
             ks.put(lease.token(), b"a", b"x").unwrap();
             assert_eq!(ks.mark(b"a").unwrap().unwrap().get(), last);
-            assert_eq!(ks.get(b"a").unwrap().unwrap().mark().get(), last);
+            assert_eq!(ks.get(b"a").unwrap().unwrap().token().get(), last);
             drop(lease);
             db.close().unwrap();
         }

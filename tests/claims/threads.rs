@@ -429,7 +429,7 @@ fn f2_racing_writers_of_one_fence_are_admitted_in_the_order_of_their_tokens() {
     assert!(admitted.is_sorted_by_key(|&(_, number)| number));
     let (lsn, number) = *admitted.last().unwrap();
     let value = ks.get(b"one").unwrap().unwrap();
-    assert_eq!((value.lsn(), value.mark().get()), (lsn, number));
+    assert_eq!((value.lsn(), value.token().get()), (lsn, number));
 }
 
 /// F3. A refused write may have taken a new segment; the committer, awake beside it, must not lose the one

@@ -45,7 +45,7 @@ fn everything(db: &Db) -> Shown {
         }
         let values = values
             .into_iter()
-            .map(|(key, value)| (key, value.to_vec(), value.mark().get(), value.lsn().get()))
+            .map(|(key, value)| (key, value.to_vec(), value.token().get(), value.lsn().get()))
             .collect();
         let marks = KEYS.map(|key| ks.mark(key).unwrap().map(|mark| mark.get())).to_vec();
         (ks.name().to_owned(), values, marks, ks.floor().map(|floor| floor.mark.get()))

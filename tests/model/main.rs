@@ -280,7 +280,7 @@ impl Run {
             for ((key, value), (expected, stored)) in found.iter().zip(&expected) {
                 assert_eq!(key, *expected, "{}", ks.name());
                 assert_eq!(value.bytes(), stored.value, "{}", ks.name());
-                assert_eq!((value.mark().get(), value.lsn().get()), (stored.token, stored.lsn));
+                assert_eq!((value.token().get(), value.lsn().get()), (stored.token, stored.lsn));
                 assert_eq!(ks.get(key).unwrap().as_ref(), Some(value));
             }
             let backwards: Vec<_> = ks.iter().rev().map(Result::unwrap).collect();

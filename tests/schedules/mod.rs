@@ -128,7 +128,7 @@ fn ask(db: &Db, kind: Kind, ask: Ask, held: &mut Vec<Value>) -> Told {
             };
             held.extend(value.clone());
             return Told::Value(value.map(|value| {
-                let token = value.mark().get();
+                let token = value.token().get();
                 assert_eq!(value.bytes(), kind.value(token), "a value of another write");
                 Valued { token, lsn: value.lsn().get() }
             }));
@@ -245,7 +245,7 @@ fn run(kind: Kind) {
                 let mut held = Vec::new();
                 (0..CALLS).for_each(|nth| recorder.ask(&db, kind, draw(thread, nth), &mut held));
                 for value in held {
-                    assert_eq!(value.bytes(), kind.value(value.mark().get()), "a value has changed");
+                    assert_eq!(value.bytes(), kind.value(value.token().get()), "a value has changed");
                 }
             })
         })
@@ -284,7 +284,7 @@ fn run(kind: Kind) {
     });
     let granted = granted.max().unwrap_or(0);
     let came_back = (0..KEYS).map(|key| {
-        let value = rows.get(&[key]).unwrap().map(|value| (value.mark().get(), value.lsn().get()));
+        let value = rows.get(&[key]).unwrap().map(|value| (value.token().get(), value.lsn().get()));
         let mark = rows.mark(&[key]).unwrap().map_or(0, |mark| mark.get());
         (key, (value.map(|(token, lsn)| Valued { token, lsn }), mark))
     });

@@ -25,7 +25,7 @@ fn value(number: u64) -> Vec<u8> {
 /// Asserts that a key has a value, whole and not older than one that was seen before.
 fn read(rows: &Keyspace, key: u8, seen: &mut [u64]) {
     let found = rows.get(&[key]).expect("nothing is damaged").expect("a key that always has a value");
-    let number = found.mark().get();
+    let number = found.token().get();
     assert_eq!(found.bytes(), value(number), "the bytes of something else");
     let before = std::mem::replace(&mut seen[usize::from(key)], number);
     assert!(number >= before, "key {key} was {before}, and is {number}");

@@ -423,7 +423,7 @@ impl Driver {
             Call::Acquire { .. } => unreachable!("see `acquire`"),
             Call::Get { space, key } => {
                 let value = self.spaces[*space].get(key)?;
-                Ok(Said::Value(value.map(|v| (v.bytes().into(), v.mark().get(), v.lsn().get()))))
+                Ok(Said::Value(value.map(|v| (v.bytes().into(), v.token().get(), v.lsn().get()))))
             }
             Call::Mark { space, key } => {
                 Ok(Said::Mark(self.spaces[*space].mark(key)?.map(|mark| mark.get())))

@@ -84,7 +84,7 @@ pub fn shown(db: &Db) -> tidewall::Result<Vec<Shown>> {
             let value = space.get(key)?;
             assert_eq!(space.contains_key(key)?, value.is_some());
             if let Some(value) = value {
-                values.push((key, (value.bytes().into(), value.mark().get(), value.lsn().get())));
+                values.push((key, (value.bytes().into(), value.token().get(), value.lsn().get())));
             }
         }
         let listed = |iter: &mut dyn Iterator<Item = tidewall::Result<(Vec<u8>, tidewall::Value)>>| {

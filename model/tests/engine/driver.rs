@@ -759,7 +759,7 @@ impl<'c> Driver<'c> {
         let expected = self.values.get(&lsn).map(|value| brief(value));
         same!(Some(brief(found.bytes())), expected, "the value of f{fence}, its beginning and length");
         let of = self.state.ops().iter().find(|op| op.own.lsn == lsn).ok_or("a value without its op")?;
-        same!(found.mark().get(), u64::from(of.own.mark), "the token of the value of f{fence}");
+        same!(found.token().get(), u64::from(of.own.mark), "the token of the value of f{fence}");
         let known = *self.lsns.entry(lsn).or_insert(found.lsn());
         same!(found.lsn(), known, "the lsn of the value of f{fence}");
         Ok(())

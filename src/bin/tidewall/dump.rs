@@ -137,12 +137,12 @@ fn dump_keyspace<W: Write>(
 fn values(space: &Keyspace, fence: &[u8]) -> Result<Vec<(u64, Vec<u8>)>, Failure> {
     let mut keys = Vec::new();
     if space.options().get_scope() == Scope::Key {
-        keys.extend(space.get(fence)?.map(|value| (value.mark().get(), fence.to_vec())));
+        keys.extend(space.get(fence)?.map(|value| (value.token().get(), fence.to_vec())));
     } else {
         for item in space.prefix(fence) {
             let (key, value) = item?;
             if space.fence(&key) == fence {
-                keys.push((value.mark().get(), key));
+                keys.push((value.token().get(), key));
             }
         }
     }

@@ -33,8 +33,8 @@ pub fn keys(args: &Keys) -> Result<(), Failure> {
             }
             write_json(&mut out, line)?;
         } else if args.long {
-            let (bytes, mark, lsn) = (value.len(), value.mark(), value.lsn());
-            writeln!(out, "{bytes:>10} {mark:>20} {lsn:>20}  {}", bytes::show(&key, hex))?;
+            let (bytes, token, lsn) = (value.len(), value.token(), value.lsn());
+            writeln!(out, "{bytes:>10} {token:>20} {lsn:>20}  {}", bytes::show(&key, hex))?;
         } else {
             writeln!(out, "{}", bytes::show(&key, hex))?;
         }
@@ -44,7 +44,7 @@ pub fn keys(args: &Keys) -> Result<(), Failure> {
 
 fn describe(line: &mut serde_json::Map<String, Json>, value: &Value) {
     line.insert("bytes".to_owned(), value.len().into());
-    line.insert("token".to_owned(), value.mark().get().into());
+    line.insert("token".to_owned(), value.token().get().into());
     line.insert("lsn".to_owned(), value.lsn().get().into());
 }
 

@@ -27,7 +27,7 @@ impl FencedStore for Tidewall {
 
     fn get(&self, key: &[u8], look: Look<'_>) -> Res<()> {
         let value = self.rows.get(key)?;
-        look(value.as_ref().map(|value| (value.bytes(), value.mark().get())));
+        look(value.as_ref().map(|value| (value.bytes(), value.token().get())));
         Ok(())
     }
 
