@@ -182,6 +182,28 @@ impl Db {
         }
     }
 
+    /// Opens a keyspace that exists, with the options it was created with. `None`: there is none of that name.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = tidewall::Db::open(dir.path().join("data"))?;
+    /// # use tidewall::{KeyspaceOptions, Scope};
+    /// db.keyspace("jobs", KeyspaceOptions::new().scope(Scope::Prefix(b'/')))?;
+    /// let jobs = db.open_keyspace("jobs")?.expect("just created");
+    /// assert_eq!(jobs.options().get_scope(), Scope::Prefix(b'/'));
+    /// assert!(db.open_keyspace("other")?.is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn open_keyspace(&self, name: &str) -> Result<Option<Keyspace>> {
+        let engine = &self.shared.engine;
+        engine.check_readable()?;
+        let state = engine.keyspace_by_name(name);
+        Ok(state.map(|state| Keyspace { shared: self.shared.clone(), state }))
+    }
+
     fn create_keyspace(&self, name: &str, options: KeyspaceOptions) -> Result<Arc<KeyspaceState>> {
         let engine = &self.shared.engine;
         let count = engine.keyspaces.read().len();

@@ -343,6 +343,25 @@ fn a_read_only_open_writes_nothing_and_refuses_every_change() {
     drop(jobs);
 }
 
+#[test]
+fn a_keyspace_is_opened_without_its_options_and_never_created_so() {
+    let mut sim = Sim::new();
+    let db = sim.open();
+    let options = external().scope(Scope::Prefix(b'/')).token_jump_cap(7);
+    db.keyspace("rows", options).unwrap().put(token(5), b"a/1", b"x").unwrap();
+    let before = db.last_lsn();
+    for missing in ["", "row", "rowss", "\0"] {
+        assert!(db.open_keyspace(missing).unwrap().is_none());
+    }
+    assert_eq!((db.last_lsn(), db.keyspaces().len()), (before, 1));
+    drop(db);
+    let db = sim.power_cut();
+    let ks = db.open_keyspace("rows").unwrap().unwrap();
+    assert_eq!((ks.options(), ks.name()), (options, "rows"));
+    ks.put(token(5), b"a/1", b"y").unwrap();
+    assert_eq!(text(db.keyspace("rows", options).unwrap().get(b"a/1").unwrap()).as_deref(), Some("y"));
+}
+
 /// What was opened before a close is of no use after it: the files may be another process's by then.
 #[test]
 fn a_closed_store_says_so_to_every_call() {
@@ -360,6 +379,7 @@ fn a_closed_store_says_so_to_every_call() {
 
     assert_err!(db.keyspace("rows", external()), Error::Closed);
     assert_err!(db.keyspace("new", external()), Error::Closed);
+    assert_err!(db.open_keyspace("rows"), Error::Closed);
     for snapshot in [old, db.snapshot()] {
         assert_err!(snapshot.get(&ks, &[1]), Error::Closed);
         assert_err!(snapshot.contains_key(&ks, &[1]), Error::Closed);

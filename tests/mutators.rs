@@ -97,6 +97,7 @@ const TABLE: &[Row] = &[
     row("Batch::is_empty", Read, |w, _| { assert!(w.db.batch().is_empty()); Ok(()) }),
     row("Db::batch", Read, |w, t| { let mut b = w.db.batch(); b.put(&w.ks, t, KEY, NEW)?; Ok(()) }),
     row("Db::keyspace", Read, |w, _| w.db.keyspace("k", w.case.options()).map(drop)),
+    row("Db::open_keyspace", Read, |w, _| { assert!(w.db.open_keyspace("k")?.is_some()); Ok(()) }),
     row("Db::keyspaces", Read, |w, _| { assert_eq!(w.db.keyspaces().len(), 2); Ok(()) }),
     row("Db::snapshot", Read, |w, _| { let _ = w.db.snapshot(); Ok(()) }),
     row("Db::last_lsn", Read, |w, _| { assert!(w.db.last_lsn() > Lsn::default()); Ok(()) }),

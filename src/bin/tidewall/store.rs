@@ -102,13 +102,10 @@ pub fn lock_pid(_: &Path) -> Option<u32> {
 
 /// A keyspace that exists.
 pub fn keyspace(db: &Db, name: &str) -> Result<Keyspace, Failure> {
-    let all = db.keyspaces();
-    match all.iter().find(|(known, _)| known == name) {
-        Some((_, options)) => Ok(db.keyspace(name, *options)?),
-        None => {
-            let names: Vec<_> = all.iter().map(|(name, _)| format!("{name:?}")).collect();
-            let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-            Err(Failure::usage(format!("there is no keyspace {name:?}; there is {known}")))
-        }
+    if let Some(space) = db.open_keyspace(name)? {
+        return Ok(space);
     }
+    let names: Vec<_> = db.keyspaces().iter().map(|(name, _)| format!("{name:?}")).collect();
+    let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    Err(Failure::usage(format!("there is no keyspace {name:?}; there is {known}")))
 }
