@@ -776,7 +776,7 @@ impl Commit {
     /// Whether the answer is there, so that [`Commit::wait`] gives it at once: the write is durable or refused, or
     /// the store failed or was closed before it was.
     pub fn is_done(&self) -> bool {
-        self.engine.progress.outcome(self.answer.rests_on).is_some()
+        self.engine.progress.is_settled(self.answer.rests_on)
     }
 }
 

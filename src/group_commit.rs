@@ -217,8 +217,7 @@ impl Progress {
         &self.words[group as usize % WORDS]
     }
 
-    /// What is known of `lsn`; `None` while that is open.
-    pub(crate) fn outcome(&self, lsn: Lsn) -> Option<Result<(), NotDurable>> {
+    fn outcome(&self, lsn: Lsn) -> Option<Result<(), NotDurable>> {
         let poisoned = self.is_poisoned();
         if self.durable() >= lsn {
             Some(Ok(()))
