@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use store::{Sim, text, token};
 use tidewall::storage::Crash;
 use tidewall::*;
@@ -572,8 +573,13 @@ fn child_holds_the_store_until_its_input_ends() {
     }
 }
 
+/// A child has the open files of its parent until its own program begins, locks too. Held while one begins, and by
+/// who opens right after a drop.
+static BEGINS: Mutex<()> = Mutex::new(());
+
 /// Runs the test above in another process, and says what it found. Its output is read on until it ends.
 fn child(path: &Path) -> (std::process::Child, String, impl Iterator<Item = String>) {
+    let begins = BEGINS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child_holds_the_store_until_its_input_ends", "--nocapture", "--test-threads=1"])
         .env(CHILD, path)
@@ -581,6 +587,7 @@ fn child(path: &Path) -> (std::process::Child, String, impl Iterator<Item = Stri
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
+    drop(begins);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(std::result::Result::ok);
     let said = lines.find_map(|line| line.strip_prefix("child: ").map(String::from));
     (child, said.expect("the child says what it found"), lines)
@@ -642,6 +649,7 @@ fn the_lock_file_stays_when_the_store_is_closed() {
 /// Sled 1234, 1289: dropping joins the threads and lets go of the lock.
 #[test]
 fn a_store_is_opened_at_once_after_it_was_dropped() {
+    let _no_child = BEGINS.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("d");
     for n in 0..200u64 {
@@ -655,6 +663,7 @@ fn a_store_is_opened_at_once_after_it_was_dropped() {
 /// On a simulated disk, because a thousand lives are some ten thousand syncs; 100 on a real one.
 #[test]
 fn a_thousand_lives_of_one_put_each_stay_small() {
+    let _no_child = BEGINS.lock().unwrap_or_else(PoisonError::into_inner);
     let sim = Sim::new();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("d");
