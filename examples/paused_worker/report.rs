@@ -45,16 +45,16 @@ pub fn timeline(outcome: &Outcome, files: &[PathBuf]) {
     for Event { at, token, worker, what, .. } in outcome.events.iter().filter(|event| event.job == hit.job) {
         let signal = |name| if cfg!(unix) { name } else { "its answer is withheld" };
         let line = match what {
-            What::Granted => format!("{token} granted to worker {worker}"),
-            What::FoundDone => format!("{token} granted, and the job was done"),
+            What::Granted => format!("token {token} granted to worker {worker}"),
+            What::FoundDone => format!("token {token} granted, and the job was done"),
             What::Paused => format!("worker {worker} renewed, then paused ({})", signal("SIGSTOP")),
-            What::Expired => format!("the lease of {token} expired"),
+            What::Expired => format!("the lease of token {token} expired"),
             What::Resumed => format!("worker {worker} resumed"),
             What::Killed => format!("worker {worker} killed"),
-            What::Committed => format!("{token} committed"),
+            What::Committed => format!("token {token} committed"),
             What::AnswerLost => format!("the answer to worker {worker} is lost"),
-            What::Recognised => format!("{token} committed before: recognised"),
-            What::Fenced { mark, last_op } => format!("{token} fenced: mark is {mark} ({last_op})"),
+            What::Recognised => format!("token {token} committed before: recognised"),
+            What::Fenced { mark, last_op } => format!("token {token} fenced: mark is {mark} ({last_op})"),
         };
         println!("{:>10.1}  {line}", at.as_secs_f64() * 1e3);
     }
