@@ -43,8 +43,8 @@ pub fn count(dir: &Path) -> Result<String, String> {
     for item in rows.iter() {
         let (key, value) = item.map_err(|e| format!("a read: {e}"))?;
         let bytes = key.iter().chain(value.iter());
-        sum =
-            bytes.fold(sum, |sum, &byte| sum.wrapping_mul(31).wrapping_add(byte as u64)) ^ value.token().get();
+        sum = bytes.fold(sum, |sum, &byte| sum.wrapping_mul(31).wrapping_add(byte as u64))
+            ^ value.token().get();
         keys += 1;
     }
     Ok(format!("{keys} keys, {sum:x}"))
