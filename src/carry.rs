@@ -136,8 +136,8 @@ impl Engine {
 
     /// Whether nobody needs what a victim passes over, as far as that can be read.
     fn is_nothing_missed(&self, victim: &Victim) -> bool {
-        let ops = victim.buried.iter().filter_map(|&offset| victim.segment.op(offset).ok());
-        ops.into_iter().all(|op| !self.may_be_needed(&op))
+        let mut ops = victim.buried.iter().filter_map(|&offset| victim.segment.op(offset).ok());
+        ops.all(|op| !self.may_be_needed(&op))
     }
 
     /// A segment with every byte of it proven.

@@ -286,15 +286,17 @@ impl Engine {
         let done = self.carry(&victims, needed.as_ref(), limit)?;
         let end = self.sync_behind()?;
         let ids: Vec<SegmentId> = victims.iter().take(done).map(Victim::id).collect();
+        // The victims go here: the round would wait for itself, and writers for what goes with them.
+        let stay: Vec<_> =
+            victims.into_iter().skip(done).map(|victim| (victim.id(), victim.buried)).collect();
         let mut tail = self.tail.lock();
         for &id in &ids {
             if let Some(used) = tail.usage.of(id) {
                 used.is_done = true;
             }
         }
-        // Or it would wait for itself.
-        for victim in victims.into_iter().skip(done) {
-            tail.usage.give_back_buried(victim.id(), victim.buried);
+        for (id, buried) in stay {
+            tail.usage.give_back_buried(id, buried);
         }
         drop(tail);
         compactor.drained.push((ids, end));
