@@ -200,7 +200,7 @@ pub enum Error {
     OlderCopy {
         /// The highest token that the store has granted (0: none yet).
         counter: Mark,
-        /// What was seen: see [`Options::token_floor`](crate::Options::token_floor).
+        /// What was seen: see [`Options::must_have_granted`](crate::Options::must_have_granted).
         seen: Token,
     },
     /// The directory was written by a newer format. Upgrade this crate.

@@ -187,7 +187,7 @@ pub struct Options {
     pub(crate) entropy: Entropy,
     pub(crate) lease_grace: Duration,
     pub(crate) publish_stats: Option<Duration>,
-    pub(crate) token_floor: Option<Token>,
+    pub(crate) must_have_granted: Option<Token>,
     pub(crate) compaction: bool,
     pub(crate) index_every: Option<u64>,
     pub(crate) yield_for: Duration,
@@ -209,7 +209,7 @@ impl Default for Options {
             entropy: Entropy::System,
             lease_grace: Duration::ZERO,
             publish_stats: None,
-            token_floor: None,
+            must_have_granted: None,
             compaction: true,
             index_every: None,
             yield_for: Duration::from_micros(500),
@@ -320,8 +320,8 @@ impl Options {
     /// It is the only way to notice a plain copy of the directory that is opened instead of the original, or
     /// beside it: the two have the same identity, and each would grant the same tokens. Copies are made with
     /// [`Db::checkpoint`](crate::Db::checkpoint) and become stores through [`restore`](crate::restore).
-    pub fn token_floor(mut self, token: Token) -> Self {
-        self.token_floor = Some(token);
+    pub fn must_have_granted(mut self, token: Token) -> Self {
+        self.must_have_granted = Some(token);
         self
     }
 
@@ -358,9 +358,9 @@ impl Options {
         self
     }
 
-    /// Whether a store with this counter is one that has seen `token_floor`.
+    /// Whether a store with this counter is one that has seen `must_have_granted`.
     pub(crate) fn check_counter(&self, counter: u64) -> Result<()> {
-        match self.token_floor {
+        match self.must_have_granted {
             Some(seen) if counter < seen.get() => {
                 Err(Error::OlderCopy { counter: Mark::from_number(counter), seen })
             }

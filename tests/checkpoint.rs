@@ -575,24 +575,27 @@ fn a_store_that_has_not_granted_what_was_seen_is_refused() {
     let db = sim.open();
     let seen = jobs(&db).lease(b"9/").acquire().unwrap().token();
     db.close().unwrap();
-    sim.options().token_floor(seen).open("sim").unwrap().close().unwrap();
+    sim.options().must_have_granted(seen).open("sim").unwrap().close().unwrap();
 
     let before = files(&old);
-    let error = Sim::on(old.clone()).options().token_floor(seen).open("sim").unwrap_err();
+    let error = Sim::on(old.clone()).options().must_have_granted(seen).open("sim").unwrap_err();
     assert!(matches!(error, Error::OlderCopy { counter, seen: said } if counter.get() == 2 && said == seen));
     assert!(error.to_string().contains("restore"), "{error}");
     assert!(!error.is_retryable());
     assert_eq!(files(&old), before, "nothing was changed");
     // An empty directory has granted nothing, and becomes no store.
     let empty = SimDisk::new();
-    assert_err!(Sim::on(empty.clone()).options().token_floor(seen).open("sim"), Error::OlderCopy { .. });
+    assert_err!(
+        Sim::on(empty.clone()).options().must_have_granted(seen).open("sim"),
+        Error::OlderCopy { .. }
+    );
     assert!(files(&empty).is_empty());
     // Restored with what was seen, the old copy is a store that may be opened.
     let far = token(1 << 50);
-    let restore = Restore::new().deterministic(5).token_floor(far);
+    let restore = Restore::new().deterministic(5).advance_tokens(far);
     let restored = restore.run_on(sim.disk.dir(COPY), sim.disk.dir(NEW)).unwrap();
     assert_eq!(restored.counter.get(), (1 << 50) + (1 << 32));
-    let options = Options::new().storage(sim.disk.dir(NEW)).token_floor(far);
+    let options = Options::new().storage(sim.disk.dir(NEW)).must_have_granted(far);
     assert_eq!(
         jobs(&options.open("new").unwrap()).lease(b"1/").acquire().unwrap().token().get(),
         (1 << 50) + (1 << 32) + 1
@@ -617,7 +620,7 @@ fn a_plain_copy_that_went_its_own_way_is_noticed_where_it_can_be() {
     };
     let (one, two) = (go_on(&sim, 100, 4), go_on(&copy, 200, 2));
     assert!(two < one);
-    let refused = copy.options().token_floor(one).deterministic(300).open("sim");
+    let refused = copy.options().must_have_granted(one).deterministic(300).open("sim");
     assert_err!(refused, Error::OlderCopy { .. });
     let mut mixed = 0;
     for (name, bytes) in files(&copy.disk) {

@@ -498,7 +498,7 @@ fn what_the_original_grants_after_its_dump_is_fenced_where_it_is_loaded() {
     // A dump of that, with keyspaces that are closed, is loaded as well; and a token seen elsewhere counts.
     let third = at.beside("third");
     let seen = (above * 4).to_string();
-    let told = run("load", &third, &["--token-floor", &seen], again.as_bytes()).ok();
+    let told = run("load", &third, &["--advance-tokens", &seen], again.as_bytes()).ok();
     assert!(told.starts_with(&format!("loaded: tokens go on above {}\n", above * 4 + (1 << 32))), "{told}");
     put(&third, &["capped", "k05", "late", "--token", "95"]).fails(1, "raise_all");
     run("verify", &third, &[], b"").ok();
@@ -608,7 +608,7 @@ fn what_is_no_whole_dump_leaves_nothing_behind() {
     let closed = dump.replacen("\"needs_floor\":false", "\"needs_floor\":true", 1);
     run("load", &copy, &["--move"], closed.as_bytes()).fails(2, "load without --move");
     assert!(!copy.exists() && !at.beside("copy.loading").exists());
-    run("load", &copy, &["--move", "--token-floor", "9"], dump.as_bytes()).fails(2, "cannot be used with");
+    run("load", &copy, &["--move", "--advance-tokens", "9"], dump.as_bytes()).fails(2, "cannot be used with");
     // A token above the counter was granted by nobody.
     load(&dump.replacen("\"counter\":500", "\"counter\":1", 1), 1, "was not granted");
     fs::create_dir(at.beside("copy.loading")).unwrap();

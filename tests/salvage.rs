@@ -440,7 +440,7 @@ fn bad_requests_are_refused_with_a_reason() {
     assert!(small.file_names().iter().all(|name| name == "LOCK"));
     let calls = Arc::new(AtomicU32::new(0));
     let count = calls.clone();
-    let far = Salvage::new().token_floor(token(1 << 50)).progress(move |_| {
+    let far = Salvage::new().advance_tokens(token(1 << 50)).progress(move |_| {
         count.fetch_add(1, Ordering::Relaxed);
     });
     let made = far.run_on(disk.clone(), new()).unwrap();

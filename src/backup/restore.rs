@@ -79,12 +79,13 @@ pub fn restore(checkpoint: impl AsRef<Path>, dir: impl AsRef<Path>) -> Result<Re
 #[must_use]
 pub struct Restore {
     bump: u64,
+    past: Option<Token>,
     options: Options,
 }
 
 impl Default for Restore {
     fn default() -> Self {
-        Restore { bump: BUMP, options: Options::new().without_threads() }
+        Restore { bump: BUMP, past: None, options: Options::new().without_threads() }
     }
 }
 
@@ -102,9 +103,9 @@ impl Restore {
     }
 
     /// A token of the original that was seen elsewhere: the counter goes on behind it too, should that be
-    /// further on. Default: none.
-    pub fn token_floor(mut self, token: Token) -> Self {
-        self.options.token_floor = Some(token);
+    /// further on; see [`Db::advance_tokens`](crate::Db::advance_tokens). Default: none.
+    pub fn advance_tokens(mut self, past: Token) -> Self {
+        self.past = Some(past);
         self
     }
 
@@ -142,11 +143,10 @@ impl Restore {
         self.make(Arc::new(from), Output::over(Arc::new(into))?)
     }
 
-    fn make(mut self, from: Arc<dyn Storage>, mut out: Output) -> Result<Restored> {
+    fn make(self, from: Arc<dyn Storage>, mut out: Output) -> Result<Restored> {
         if self.bump == 0 {
             return Err(Error::invalid("a bump of 0 would grant tokens again"));
         }
-        let seen = self.options.token_floor.take().map_or(0, Token::get);
         let _original = take_lock(&*from, &Options::new().read_only())?;
         out.lock()?;
         let Some((list, _)) = List::load(from.clone(), Access::Read)? else {
@@ -159,7 +159,7 @@ impl Restore {
         out.storage.sync_dir().map_err(|e| out.failed(0, e))?;
         let list = List::create_part(out.storage.clone(), block).map_err(|e| out.failed(0, e))?;
         let recovered = recover(&out.storage, &self.options, list)?;
-        let counter = recovered.replay.counter().max(seen);
+        let counter = recovered.replay.counter().max(self.past.map_or(0, Token::get));
         let making = Making::new(out.storage.clone(), self.options, recovered, counter, self.bump)?;
         let closed = making.shut()?;
         let counter = making.counter();

@@ -98,12 +98,13 @@ pub fn salvage(dir: impl AsRef<Path>, into: impl AsRef<Path>) -> Result<Salvaged
 #[must_use]
 pub struct Salvage {
     bump: u64,
+    past: Option<Token>,
     options: Options,
 }
 
 impl Default for Salvage {
     fn default() -> Self {
-        Salvage { bump: BUMP, options: Options::new().without_threads() }
+        Salvage { bump: BUMP, past: None, options: Options::new().without_threads() }
     }
 }
 
@@ -121,9 +122,9 @@ impl Salvage {
     }
 
     /// A token of the damaged store that was seen elsewhere: the counter goes on behind it too, should that be
-    /// further on. Default: none.
-    pub fn token_floor(mut self, token: Token) -> Self {
-        self.options.token_floor = Some(token);
+    /// further on; see [`Db::advance_tokens`](crate::Db::advance_tokens). Default: none.
+    pub fn advance_tokens(mut self, past: Token) -> Self {
+        self.past = Some(past);
         self
     }
 
@@ -159,11 +160,10 @@ impl Salvage {
         self.make(&from, Output::over(Arc::new(into))?)
     }
 
-    fn make(mut self, from: &dyn Storage, mut out: Output) -> Result<Salvaged> {
+    fn make(self, from: &dyn Storage, mut out: Output) -> Result<Salvaged> {
         if self.bump == 0 {
             return Err(Error::invalid("a bump of 0 would grant tokens again"));
         }
-        let seen = self.options.token_floor.take().map_or(0, Token::get);
         let _old = take_lock(from, &Options::new().read_only())?;
         out.lock()?;
         let mut found = self.find(from)?;
@@ -171,7 +171,7 @@ impl Salvage {
         let list = List::create_part(out.storage.clone(), block).map_err(|e| out.failed(0, e))?;
         let mut recovered = recover(&out.storage, &self.options, list)?;
         recovered.before.lsn = found.lsn;
-        let counter = found.counter.max(seen);
+        let counter = found.counter.max(self.past.map_or(0, Token::get));
         let making = Making::new(out.storage.clone(), self.options, recovered, counter, self.bump)?;
         let keys = found.write(&making)?;
         let closed = making.shut()?;

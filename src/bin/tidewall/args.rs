@@ -384,7 +384,7 @@ pub struct Salvage {
     pub into: PathBuf,
     /// A token of the store that was seen elsewhere: the counter goes on above it.
     #[arg(long, value_name = "N")]
-    pub token_floor: Option<u64>,
+    pub advance_tokens: Option<u64>,
     /// Prints JSON in place of sentences.
     #[arg(long)]
     pub json: bool,
@@ -409,7 +409,7 @@ pub struct Restore {
     pub into: PathBuf,
     /// A token of the store that was seen elsewhere: the counter goes on above it.
     #[arg(long, value_name = "N")]
-    pub token_floor: Option<u64>,
+    pub advance_tokens: Option<u64>,
     /// Prints JSON in place of sentences.
     #[arg(long)]
     pub json: bool,
@@ -436,7 +436,7 @@ pub struct Load {
     pub is_move: bool,
     /// A token of the original that was seen elsewhere: the counter goes on above it.
     #[arg(long, value_name = "N", conflicts_with = "is_move")]
-    pub token_floor: Option<u64>,
+    pub advance_tokens: Option<u64>,
 }
 
 #[derive(ClapArgs, Debug)]

@@ -60,8 +60,8 @@ pub fn verify(args: &Verify) -> Result<(), Failure> {
 pub fn salvage(args: &Salvage) -> Result<(), Failure> {
     let (bar, moves) = segments("salvaging");
     let mut salvage = tidewall::Salvage::new().progress(moves);
-    if let Some(floor) = args.token_floor {
-        salvage = salvage.token_floor(Token::new(floor)?);
+    if let Some(past) = args.advance_tokens {
+        salvage = salvage.advance_tokens(Token::new(past)?);
     }
     let salvaged = salvage.run(&args.dir.dir, &args.into);
     bar.finish_and_clear();
@@ -113,8 +113,8 @@ pub fn checkpoint(args: &Checkpoint) -> Result<(), Failure> {
 pub fn restore(args: &Restore) -> Result<(), Failure> {
     let (bar, moves) = segments("restoring");
     let mut restore = tidewall::Restore::new().progress(moves);
-    if let Some(floor) = args.token_floor {
-        restore = restore.token_floor(Token::new(floor)?);
+    if let Some(past) = args.advance_tokens {
+        restore = restore.advance_tokens(Token::new(past)?);
     }
     let restored = restore.run(&args.dir.dir, &args.into);
     bar.finish_and_clear();

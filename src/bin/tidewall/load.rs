@@ -74,8 +74,8 @@ fn make(
         return Ok((counter, Vec::new()));
     }
     let mut restore = Restore::new();
-    if let Some(floor) = args.token_floor {
-        restore = restore.token_floor(Token::new(floor)?);
+    if let Some(past) = args.advance_tokens {
+        restore = restore.advance_tokens(Token::new(past)?);
     }
     let restored = restore.run(&dumped, &new)?;
     give_name(&new, &args.dir)?;
