@@ -204,7 +204,7 @@ impl Engine {
 
     fn check_token(&self, tail: &Tail, fence: &Fence<'_>, view: &FenceView) -> Result<(), Refused> {
         let keyspace = fence.keyspace;
-        if keyspace.is_closed() {
+        if keyspace.needs_floor() {
             return Err(Error::NeedsFloor { keyspace: keyspace.name.clone() }.into());
         }
         let (floor, rule) = (keyspace.floor_appended(), keyspace.rule());

@@ -215,8 +215,8 @@ impl Db {
         }
         let id = KeyspaceId(count as u16 + 1);
         // The copy may be older than a keyspace of this name: what was admitted there is not known here.
-        let closed = options.tokens == Tokens::External && engine.restored;
-        let value = KeyspaceValue { options, closed }.encode();
+        let needs_floor = options.tokens == Tokens::External && engine.restored;
+        let value = KeyspaceValue { options, needs_floor }.encode();
         let op = Op {
             kind: Kind::Keyspace,
             keyspace: id,
@@ -231,7 +231,7 @@ impl Db {
             engine.answer(tail, Ok(lsn))
         })?;
         engine.settle(answer)?;
-        let state = Arc::new(KeyspaceState::new(id, name.to_owned(), options, closed));
+        let state = Arc::new(KeyspaceState::new(id, name.to_owned(), options, needs_floor));
         engine.keyspaces.write().push(state.clone());
         events::keyspace_created(&engine.dir, name);
         Ok(state)

@@ -31,7 +31,8 @@ pub struct Floor {
 
 impl Keyspace {
     /// Raises the floor of the keyspace to `token`, durably: one record revokes every writer with a
-    /// lower token, of every fence, and ends their leases. For a cut-over. Opens a restored keyspace.
+    /// lower token, of every fence, and ends their leases. For a cut-over; and for a restored keyspace of
+    /// external tokens, which takes no writes before it ([`Keyspace::needs_floor`]).
     ///
     /// # Errors
     /// As [`Keyspace::raise`], but for [`Error::TokenJump`] and [`Error::NeedsFloor`].
@@ -62,7 +63,7 @@ impl Keyspace {
             let old = self.state.floor_appended();
             let mut rule = self.state.rule();
             rule.jump_cap = None;
-            let already = holds(old) && !self.state.is_closed();
+            let already = holds(old) && !self.state.needs_floor();
             let judged = match fence::check_raise(token, &FenceState::default(), old, &rule, tail.counter) {
                 _ if already => Ok(self.state.floor_lsn()),
                 Ok(()) => {
@@ -86,7 +87,7 @@ impl Keyspace {
                 }),
             };
             if judged.is_ok() {
-                self.state.set_closed(false);
+                self.state.set_needs_floor(false);
             }
             (engine.answer(tail, judged), already)
         })?;
@@ -138,7 +139,7 @@ impl Keyspace {
         let (answer, already) = engine.with_room(room(frame_bytes(1, 1), 1), Need::Privileged, |tail| {
             let old = self.state.floor_appended();
             let already = old.folded >= floor.folded;
-            let judged = if self.state.is_closed() {
+            let judged = if self.state.needs_floor() {
                 Err(Refused::from(Error::NeedsFloor { keyspace: self.state.name.clone() }))
             } else if fence::is_fenced(token, 0, old) {
                 let error = fenced(token, &self.state, b"", &FenceState::default(), old);

@@ -121,7 +121,7 @@ impl GrantValue {
 pub(crate) struct KeyspaceValue {
     pub options: KeyspaceOptions,
     /// Restored, and not yet told the present value of its token source.
-    pub closed: bool,
+    pub needs_floor: bool,
 }
 
 impl KeyspaceValue {
@@ -138,13 +138,13 @@ impl KeyspaceValue {
             Tokens::Store => 0,
             Tokens::External => 1,
         };
-        out[3] = self.closed as u8;
+        out[3] = self.needs_floor as u8;
         out[4..].copy_from_slice(&self.options.jump_cap.unwrap_or(0).to_le_bytes());
         out
     }
 
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let [scope, delimiter, tokens, closed, cap @ ..] = bytes else { return None };
+        let [scope, delimiter, tokens, needs_floor, cap @ ..] = bytes else { return None };
         let scope = match (scope, delimiter) {
             (0, 0) => Scope::Key,
             (1, delimiter) => Scope::Prefix(*delimiter),
@@ -156,14 +156,14 @@ impl KeyspaceValue {
             1 => Tokens::External,
             _ => return None,
         };
-        let closed = match closed {
+        let needs_floor = match needs_floor {
             0 => false,
             1 => true,
             _ => return None,
         };
         let cap = u64::from_le_bytes(cap.try_into().ok()?);
         let jump_cap = (cap != 0).then_some(cap);
-        Some(KeyspaceValue { options: KeyspaceOptions { scope, tokens, jump_cap }, closed })
+        Some(KeyspaceValue { options: KeyspaceOptions { scope, tokens, jump_cap }, needs_floor })
     }
 }
 
@@ -196,9 +196,9 @@ mod tests {
         assert_eq!(GrantValue::decode(&[0; 31]), None);
         for scope in [Scope::Key, Scope::Prefix(b'/'), Scope::Prefix(0), Scope::Keyspace] {
             for tokens in [Tokens::Store, Tokens::External] {
-                for (closed, jump_cap) in [(false, None), (true, Some(7))] {
+                for (needs_floor, jump_cap) in [(false, None), (true, Some(7))] {
                     let value =
-                        KeyspaceValue { options: KeyspaceOptions { scope, tokens, jump_cap }, closed };
+                        KeyspaceValue { options: KeyspaceOptions { scope, tokens, jump_cap }, needs_floor };
                     assert_eq!(KeyspaceValue::decode(&value.encode()), Some(value));
                 }
             }

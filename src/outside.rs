@@ -159,13 +159,13 @@ pub struct LogOp {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum LogChange {
-    /// A keyspace was created, or opened or closed to writes.
+    /// A keyspace was created, or told that it needs a floor.
     Keyspace {
         /// Its name.
         name: String,
         /// Its options.
         options: KeyspaceOptions,
-        /// Closed to writes until `raise_all` tells it the present value of its token source.
+        /// It takes no writes until `raise_all` tells it the present value of its token source.
         needs_floor: bool,
     },
     /// A value was written.
@@ -503,8 +503,8 @@ fn change(op: &Op<'_>) -> Option<LogChange> {
     let name = op.key.to_vec();
     Some(match op.kind {
         Kind::Keyspace => {
-            let KeyspaceValue { options, closed } = KeyspaceValue::decode(op.value)?;
-            LogChange::Keyspace { name: String::from_utf8(name).ok()?, options, needs_floor: closed }
+            let KeyspaceValue { options, needs_floor } = KeyspaceValue::decode(op.value)?;
+            LogChange::Keyspace { name: String::from_utf8(name).ok()?, options, needs_floor }
         }
         Kind::Put => LogChange::Put { key: name, value: op.value.to_vec() },
         Kind::Delete => LogChange::Delete { key: name },

@@ -65,10 +65,10 @@ impl Db {
 const REASON_BYTES: usize = 1024;
 
 impl Keyspace {
-    /// Whether the keyspace is closed to writes until [`Keyspace::raise_all`] tells it the present value of its
-    /// token source: then they answer [`Error::NeedsFloor`](crate::Error::NeedsFloor).
+    /// Whether the keyspace is of a restored copy, and takes no writes until [`Keyspace::raise_all`] tells it the
+    /// present value of its token source: they answer [`Error::NeedsFloor`](crate::Error::NeedsFloor).
     pub fn needs_floor(&self) -> bool {
-        self.state.is_closed()
+        self.state.needs_floor()
     }
 
     /// Every lease on a fence whose name starts with `prefix`, in the order of the names: the live ones, and

@@ -40,8 +40,8 @@ pub(crate) struct Replay {
     pub usage: Usage,
     counter: u64,
     forms: Vec<(Arc<Segment>, u32)>,
-    /// The op that last said whether a keyspace is closed.
-    closed: BTreeMap<KeyspaceId, Lsn>,
+    /// The op that last said whether a keyspace needs a floor.
+    floor_asked: BTreeMap<KeyspaceId, Lsn>,
 }
 
 impl Replay {
@@ -58,7 +58,7 @@ impl Replay {
             usage: Usage::default(),
             counter: 0,
             forms: Vec::new(),
-            closed: BTreeMap::new(),
+            floor_asked: BTreeMap::new(),
         }
     }
 
@@ -74,7 +74,7 @@ impl Replay {
             Replay { slots, writer, covers: head.bound.lsn, counter: head.counter, ..Replay::new(block) };
         for keyspace in head.keyspaces {
             let IndexedKeyspace { id, name, value, floors: [raised, folded], highest, .. } = keyspace;
-            let state = KeyspaceState::new(id, name, value.options, value.closed);
+            let state = KeyspaceState::new(id, name, value.options, value.needs_floor);
             for (floor, lsn) in
                 [(Floor { raised: raised.0, folded: 0 }, raised.1), (Floor::folded(folded.0), folded.1)]
             {
@@ -89,7 +89,7 @@ impl Replay {
                 state.note_numbered();
             }
             // What lies behind the index says so anew, or was carried and is older.
-            replay.closed.insert(id, head.bound.lsn);
+            replay.floor_asked.insert(id, head.bound.lsn);
             replay.keyspaces.push(Arc::new(state));
         }
         for grant in head.grants.iter().filter(|grant| is_there(grant.at.segment)) {
@@ -116,7 +116,7 @@ impl Replay {
         let keyspaces = self.keyspaces.iter().map(|keyspace| IndexedKeyspace {
             id: keyspace.id,
             name: keyspace.name.clone(),
-            value: KeyspaceValue { options: keyspace.options, closed: keyspace.is_closed() },
+            value: KeyspaceValue { options: keyspace.options, needs_floor: keyspace.needs_floor() },
             floors: keyspace.floors(),
             highest: keyspace.highest(),
             names_fences: keyspace.names_fences(),
@@ -246,7 +246,7 @@ impl Replay {
                 let floor = Floor::of(op.head.token, value);
                 keyspace.raise_floor(floor, op.lsn);
                 keyspace.publish_floor(floor);
-                self.set_closed(&keyspace, false, op.lsn);
+                self.set_needs_floor(&keyspace, false, op.lsn);
             }
             // Leases end with the incarnation that granted them.
             Kind::Release => {
@@ -267,7 +267,7 @@ impl Replay {
         let keyspace = match self.keyspaces.binary_search_by_key(&id, |keyspace| keyspace.id) {
             Ok(at) => self.keyspaces[at].clone(),
             Err(at) => {
-                let state = KeyspaceState::new(id, name.to_owned(), value.options, value.closed);
+                let state = KeyspaceState::new(id, name.to_owned(), value.options, value.needs_floor);
                 self.keyspaces.insert(at, Arc::new(state));
                 self.keyspaces[at].clone()
             }
@@ -275,16 +275,16 @@ impl Replay {
         if keyspace.name != name || keyspace.options != value.options {
             return Err(Wrong::What("a keyspace created twice, with other options"));
         }
-        self.set_closed(&keyspace, value.closed, op.lsn);
+        self.set_needs_floor(&keyspace, value.needs_floor, op.lsn);
         Ok(())
     }
 
-    /// Whether a keyspace is closed is told by the newest op that says so, wherever it lies.
-    fn set_closed(&mut self, keyspace: &KeyspaceState, closed: bool, lsn: Lsn) {
-        let told = self.closed.entry(keyspace.id).or_default();
+    /// Whether a keyspace needs a floor is told by the newest op that says so, wherever it lies.
+    fn set_needs_floor(&mut self, keyspace: &KeyspaceState, needs_floor: bool, lsn: Lsn) {
+        let told = self.floor_asked.entry(keyspace.id).or_default();
         if *told <= lsn {
             *told = lsn;
-            keyspace.set_closed(closed);
+            keyspace.set_needs_floor(needs_floor);
         }
     }
 

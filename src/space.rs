@@ -22,7 +22,7 @@ pub(crate) struct KeyspaceState {
     raised: FloorCell,
     folded: FloorCell,
     highest: AtomicU64,
-    closed: AtomicBool,
+    needs_floor: AtomicBool,
     /// Some op stands in the index under the name of a fence. Set (Release) before the first one is, so
     /// whoever loads `false` (Acquire) need not look: a keyspace of external tokens may never have one.
     names_fences: AtomicBool,
@@ -31,7 +31,7 @@ pub(crate) struct KeyspaceState {
 }
 
 impl KeyspaceState {
-    pub fn new(id: KeyspaceId, name: String, options: KeyspaceOptions, closed: bool) -> Self {
+    pub fn new(id: KeyspaceId, name: String, options: KeyspaceOptions, needs_floor: bool) -> Self {
         KeyspaceState {
             id,
             name,
@@ -40,7 +40,7 @@ impl KeyspaceState {
             raised: FloorCell::default(),
             folded: FloorCell::default(),
             highest: AtomicU64::new(0),
-            closed: AtomicBool::new(closed),
+            needs_floor: AtomicBool::new(needs_floor),
             names_fences: AtomicBool::new(false),
             numbers_ops: AtomicBool::new(false),
         }
@@ -99,8 +99,8 @@ impl KeyspaceState {
         Floor { raised: read(&self.raised), folded: read(&self.folded) }
     }
 
-    /// Under the tail lock. Upholds F2: a floor only rises. Of two equal ones the newer counts: it may have
-    /// opened a restored keyspace.
+    /// Under the tail lock. Upholds F2: a floor only rises. Of two equal ones the newer counts: it may be
+    /// the one that a restored keyspace needed.
     pub fn raise_floor(&self, floor: Floor, lsn: Lsn) {
         for (cell, token) in [(&self.raised, floor.raised), (&self.folded, floor.folded)] {
             let known = (cell.appended.load(Ordering::Acquire), cell.lsn.load(Ordering::Acquire));
@@ -148,12 +148,13 @@ impl KeyspaceState {
         self.numbers_ops.load(Ordering::Acquire)
     }
 
-    pub fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+    /// Restored, and not yet told the present value of its token source.
+    pub fn needs_floor(&self) -> bool {
+        self.needs_floor.load(Ordering::Acquire)
     }
 
-    pub fn set_closed(&self, closed: bool) {
-        self.closed.store(closed, Ordering::Release);
+    pub fn set_needs_floor(&self, needs_floor: bool) {
+        self.needs_floor.store(needs_floor, Ordering::Release);
     }
 }
 

@@ -348,7 +348,7 @@ fn nothing_that_the_original_did_can_happen_again() {
     // A copy of the copy's child: ancestors add up, and so do the bumps.
     let again = Restore::new().deterministic(8).run_on(sim.disk.dir(NEW), sim.disk.dir("third")).unwrap();
     assert!(again.counter.get() > restored.counter.get() + (1 << 32));
-    assert_eq!(again.closed, ["rows", "later"]);
+    assert_eq!(again.need_floor, ["rows", "later"]);
     let third = open_new(&sim.disk.dir("third"), 9).unwrap();
     assert_eq!(contents(&third), now.into_iter().chain(contents(&third)).collect());
     assert_err!(jobs(&third).put(token(restored.counter.get() + 1), b"2/x", b"late"), Error::Fenced { .. });

@@ -464,8 +464,8 @@ fn what_the_original_grants_after_its_dump_is_fenced_where_it_is_loaded() {
     let told = run("load", &copy, &[], dump.as_bytes()).ok();
     let above: u64 = 500 + (1 << 32);
     assert!(told.starts_with(&format!("loaded: tokens go on above {above}\n")), "{told}");
-    for closed in ["rows", "capped", "cut"] {
-        assert!(told.contains(&format!("keyspace {closed:?} is closed until")), "{told}");
+    for name in ["rows", "capped", "cut"] {
+        assert!(told.contains(&format!("keyspace {name:?} needs a floor: ")), "{told}");
     }
     assert!(!at.beside("copy.loading").exists());
     let put = |dir: &Path, rest: &[&str]| run("put", dir, rest, b"");
@@ -495,7 +495,7 @@ fn what_the_original_grants_after_its_dump_is_fenced_where_it_is_loaded() {
     };
     assert_eq!(sorted(after), sorted(before));
 
-    // A dump of that, with keyspaces that are closed, is loaded as well; and a token seen elsewhere counts.
+    // A dump of that, with keyspaces that need a floor, is loaded as well; and a token seen elsewhere counts.
     let third = at.beside("third");
     let seen = (above * 4).to_string();
     let told = run("load", &third, &["--advance-tokens", &seen], again.as_bytes()).ok();
@@ -605,8 +605,8 @@ fn what_is_no_whole_dump_leaves_nothing_behind() {
     load(&dump.replacen("\"mark\":2", "\"mark\":0", 1), 2, "token");
     load(&dump.replacen("\"scope\":\"prefix\"", "\"scope\":\"other\"", 1), 2, "\"other\"");
     load(&dump.replacen("\"key_hex\":\"3", "\"key_hex\":\"", 1), 2, "two digits");
-    let closed = dump.replacen("\"needs_floor\":false", "\"needs_floor\":true", 1);
-    run("load", &copy, &["--move"], closed.as_bytes()).fails(2, "load without --move");
+    let restored = dump.replacen("\"needs_floor\":false", "\"needs_floor\":true", 1);
+    run("load", &copy, &["--move"], restored.as_bytes()).fails(2, "load without --move");
     assert!(!copy.exists() && !at.beside("copy.loading").exists());
     run("load", &copy, &["--move", "--advance-tokens", "9"], dump.as_bytes()).fails(2, "cannot be used with");
     // A token above the counter was granted by nobody.

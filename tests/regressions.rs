@@ -373,10 +373,10 @@ fn what_folding_forgot_stays_unknown_under_a_floor_raised_on_purpose() {
     assert!(is_unknown(&jobs), "behind an open");
 }
 
-/// A restored keyspace of external tokens was opened by `raise_all` to the floor it had before. Compaction kept
-/// the older of the two equal floors, which lies before the restore, and the next open found it closed again.
+/// A restored keyspace of external tokens was told by `raise_all` the floor it had before. Compaction kept
+/// the older of the two equal floors, which lies before the restore, and after the next open it needed a floor again.
 #[test]
-fn a_restored_keyspace_opened_at_its_old_floor_stays_open() {
+fn a_restored_keyspace_told_its_old_floor_needs_none_again() {
     let disk = SimDisk::new();
     let db = start(&disk, 1);
     external(&db).raise_all(token(5)).unwrap();

@@ -210,7 +210,7 @@ fn a_keyspace_that_cannot_be_read_is_lost_and_said_to_be() {
     assert!(made.faults.iter().any(|fault| fault.what.contains("creation")), "{made:?}");
     let kept: Contents = then.into_iter().filter(|((name, _), _)| name == "rows").collect();
     assert_eq!(contents(&new), kept);
-    assert_eq!((made.keyspaces, made.closed.clone()), (1, vec!["rows".to_owned()]));
+    assert_eq!((made.keyspaces, made.need_floor.clone()), (1, vec!["rows".to_owned()]));
     // Made anew, it starts behind everything that was granted.
     let lease = jobs(&new).lease(b"1/").acquire().unwrap();
     assert!(lease.token().get() > 1 << 32);
@@ -233,7 +233,7 @@ fn marks_and_last_operations_of_external_keyspaces_are_kept() {
     db.close().unwrap();
     let (made, new) = rescue(&sim.disk);
     assert!(made.faults.is_empty(), "{made:?}");
-    assert_eq!(made.closed, ["rows", "spaces"]);
+    assert_eq!(made.need_floor, ["rows", "spaces"]);
     let (rows, spaces) = (copies::rows(&new), spaces_of(&new));
     let marks = |new: &Db| {
         let (rows, spaces) = (copies::rows(new), spaces_of(new));

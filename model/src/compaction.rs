@@ -27,7 +27,7 @@ impl Model {
         let is_below_live = is_below(&s.live) || self.is(Mistake::FoldsAboveALiveLease);
         let is_below_kept = is_below(&s.kept) || self.is(Mistake::FoldsAboveAGraceHolder);
         let is_allowed = replaces && is_below_live && is_below_kept && is_below(&s.pending);
-        if !is_allowed || token <= s.appended.folded[space] || s.is_closed(space) {
+        if !is_allowed || token <= s.appended.folded[space] || s.needs_floor(space) {
             return Ok(None);
         }
         let own = Own { lsn: s.next, mark: token, ..Own::default() };

@@ -147,7 +147,7 @@ impl Model {
                 append_restored(s, Kind::Raised, space, highest + bump)
             }
             _ => {
-                s.closed_at[space] = s.top + 1;
+                s.asked_at[space] = s.top + 1;
                 Some(())
             }
         }

@@ -182,7 +182,7 @@ impl Model {
         if self.is_fenced(marks, fence, token) {
             return Some(self.fenced(marks, fence, token));
         }
-        if s.is_closed(space) {
+        if s.needs_floor(space) {
             return Some(Answer::NeedsFloor);
         }
         let is_admitted = match (self.source(space), intent) {

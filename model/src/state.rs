@@ -101,13 +101,13 @@ pub const LOST: u8 = 16;
 #[repr(C)]
 pub struct State {
     // On the disk: the log, of which so many ops are and so many are synced; the highest lsn that was ever
-    // durable (segment headers and seals name it); of keyspaces that were closed, the lsn from which on a floor
-    // opens them again.
+    // durable (segment headers and seals name it); of keyspaces that need a floor, the lsn from which on one
+    // counts.
     pub log: [Op; PLACES],
     pub len: u8,
     pub durable: u8,
     pub top: u8,
-    pub closed_at: [u8; SPACES],
+    pub asked_at: [u8; SPACES],
     // A checkpoint.
     pub copy: [Op; PLACES],
     pub copy_len: u8,
@@ -153,7 +153,7 @@ impl Default for State {
             len: 0,
             durable: 0,
             top: 0,
-            closed_at: [0; SPACES],
+            asked_at: [0; SPACES],
             copy: [Op::default(); PLACES],
             copy_len: 0,
             copied: false,
@@ -197,8 +197,8 @@ impl State {
     }
 
     /// Whether a restored keyspace waits to be told the present value of its source.
-    pub fn is_closed(&self, space: usize) -> bool {
-        let at = self.closed_at[space];
+    pub fn needs_floor(&self, space: usize) -> bool {
+        let at = self.asked_at[space];
         at != 0 && !self.ops().iter().any(|op| op.is(Kind::Raised, space) && op.own.lsn >= at)
     }
 

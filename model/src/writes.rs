@@ -112,8 +112,8 @@ impl Model {
     pub(crate) fn raise_all(&self, s: &State, space: usize, token: u8) -> Step {
         let marks = &s.appended;
         let (raised, folded) = (marks.raised[space], marks.folded[space]);
-        // After a restore whoever opens an outer keyspace again tells it the present value of its source.
-        if s.is_closed(space) && token != s.issued {
+        // After a restore whoever gives an outer keyspace its floor tells the present value of its source.
+        if s.needs_floor(space) && token != s.issued {
             return Ok(None);
         }
         if token < raised || token <= folded {
@@ -122,7 +122,7 @@ impl Model {
         if self.source(space) == Source::Store && token > s.counter {
             return went(*s, Answer::UnknownToken);
         }
-        if token == raised && !s.is_closed(space) {
+        if token == raised && !s.needs_floor(space) {
             return went(*s, Answer::Already);
         }
         let mut next = *s;

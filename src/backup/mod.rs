@@ -195,9 +195,9 @@ impl Making {
     }
 
     /// Upholds F2 and L2: shuts out every token that the original may have seen: those of this store by a floor that is above
-    /// them all; those from elsewhere by closing the keyspace. Answers what was closed.
-    fn shut(&self) -> Result<Vec<String>> {
-        let mut closed = Vec::new();
+    /// them all; those from elsewhere until the keyspace is told a floor. Answers which keyspaces need one.
+    fn shut_out(&self) -> Result<Vec<String>> {
+        let mut need_floor = Vec::new();
         for keyspace in self.engine.keyspaces.read().iter() {
             match keyspace.options.tokens {
                 Tokens::Store => {
@@ -206,14 +206,14 @@ impl Making {
                     self.write(&op)?;
                 }
                 Tokens::External => {
-                    let value = KeyspaceValue { options: keyspace.options, closed: true }.encode();
+                    let value = KeyspaceValue { options: keyspace.options, needs_floor: true }.encode();
                     let op = Op { kind: Kind::Keyspace, ..op(keyspace.id, keyspace.name.as_bytes(), &value) };
                     self.write(&op)?;
-                    closed.push(keyspace.name.clone());
+                    need_floor.push(keyspace.name.clone());
                 }
             }
         }
-        Ok(closed)
+        Ok(need_floor)
     }
 
     /// Makes everything durable, and then the store one that opens. Answers its last lsn.

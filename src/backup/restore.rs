@@ -27,7 +27,7 @@ pub struct Restored {
     pub lsn: Lsn,
     /// The keyspaces of external tokens: each answers [`Error::NeedsFloor`] to writes until
     /// [`raise_all`](crate::Keyspace::raise_all) tells it the present value of its source.
-    pub closed: Vec<String>,
+    pub need_floor: Vec<String>,
     /// Segments that are one file with those of the copy.
     pub linked: u32,
     /// Segments that were copied.
@@ -161,11 +161,11 @@ impl Restore {
         let recovered = recover(&out.storage, &self.options, list)?;
         let counter = recovered.replay.counter().max(self.past.map_or(0, Token::get));
         let making = Making::new(out.storage.clone(), self.options, recovered, counter, self.bump)?;
-        let closed = making.shut()?;
+        let need_floor = making.shut_out()?;
         let counter = making.counter();
         let lsn = making.finish()?;
         out.keep();
-        Ok(Restored { counter, lsn, closed, linked, copied })
+        Ok(Restored { counter, lsn, need_floor, linked, copied })
     }
 
     /// Links what is never written again, and copies the rest; says how many of each.

@@ -44,7 +44,7 @@ pub struct Salvaged {
     pub lsn: Lsn,
     /// The keyspaces of external tokens: each answers [`Error::NeedsFloor`] to writes until
     /// [`raise_all`](crate::Keyspace::raise_all) tells it the present value of its source.
-    pub closed: Vec<String>,
+    pub need_floor: Vec<String>,
 }
 
 /// Makes a store in `into`, which must be empty or missing, of what is provably intact in `dir`, and lists what
@@ -174,19 +174,19 @@ impl Salvage {
         let counter = found.counter.max(self.past.map_or(0, Token::get));
         let making = Making::new(out.storage.clone(), self.options, recovered, counter, self.bump)?;
         let keys = found.write(&making)?;
-        let closed = making.shut()?;
+        let need_floor = making.shut_out()?;
         let counter = making.counter();
         let lsn = making.finish()?;
         out.keep();
         let keyspaces = found.keyspaces.len() as u32;
-        Ok(Salvaged { faults: found.faults.0, notes: found.notes, keyspaces, keys, counter, lsn, closed })
+        Ok(Salvaged { faults: found.faults.0, notes: found.notes, keyspaces, keys, counter, lsn, need_floor })
     }
 
     fn block(&self, found: &Found) -> Result<StoreBlock> {
         Ok(StoreBlock {
             generation: 1,
             store_id: self.options.entropy.u128()?.to_le_bytes(),
-            // Whoever has ancestors closes what is created later and has external tokens.
+            // Whoever has ancestors asks for a floor of what is created later and has external tokens.
             ancestors: vec![found.store_id],
             incarnation: 0,
             incarnation_before: 0,
@@ -350,7 +350,7 @@ impl Found {
         let mut ids = BTreeMap::new();
         for (&old, (name, options)) in &self.keyspaces {
             let id = KeyspaceId(ids.len() as u16 + 1);
-            let value = KeyspaceValue { options: *options, closed: false }.encode();
+            let value = KeyspaceValue { options: *options, needs_floor: false }.encode();
             making.write(&Op { kind: Kind::Keyspace, ..op(id, name.as_bytes(), &value) })?;
             let state = KeyspaceState::new(id, name.clone(), *options, false);
             making.engine.keyspaces.write().push(Arc::new(state));

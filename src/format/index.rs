@@ -226,7 +226,7 @@ mod tests {
                 name: "jobs".to_owned(),
                 value: KeyspaceValue {
                     options: KeyspaceOptions::new().scope(Scope::Prefix(b'/')),
-                    closed: false,
+                    needs_floor: false,
                 },
                 floors: [(3, Lsn::new(8)), (0, Lsn::ZERO)],
                 highest: 17,

@@ -223,7 +223,7 @@ impl Log {
             Some(_) => wrong(FaultKind::Op, "a keyspace created twice, with other options"),
             None => {
                 let state =
-                    KeyspaceState::new(op.head.keyspace, name.to_owned(), value.options, value.closed);
+                    KeyspaceState::new(op.head.keyspace, name.to_owned(), value.options, value.needs_floor);
                 self.keyspaces.insert(op.head.keyspace, (state, [(0, Lsn::ZERO); 2]));
             }
         }
@@ -384,7 +384,7 @@ mod tests {
         let stray = Op { keyspace: KeyspaceId(7), ..op(Kind::Put, 9, b"a", None) };
         assert_eq!(alone(stray), (vec![FaultKind::Op], false));
         let options = KeyspaceOptions::new();
-        let value = KeyspaceValue { options, closed: false }.encode();
+        let value = KeyspaceValue { options, needs_floor: false }.encode();
         let twice = Op { value: &value, ..op(Kind::Keyspace, 0, b"rows", None) };
         assert_eq!(alone(twice), (vec![FaultKind::Op], false));
         let nameless = Op { key: b"", ..twice };

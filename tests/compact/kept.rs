@@ -149,7 +149,7 @@ fn a_closed_keyspace_stays_as_it_is() {
         shut(&db);
         work(&db);
         shut(&db);
-        // The floor may be the one it had before, and yet it opens the keyspace.
+        // The floor may be the one it had before, and yet the keyspace needed it.
         external(&db, "rows").raise_all(token(7)).unwrap();
         external(&db, "rows").put(token(8), b"row", b"y").unwrap();
         for round in 0..3 {

@@ -90,18 +90,18 @@ pub const CRASHES: [Crash; 5] =
 pub struct Made {
     pub counter: Mark,
     pub lsn: Lsn,
-    pub closed: Vec<String>,
+    pub need_floor: Vec<String>,
 }
 
 impl From<&Restored> for Made {
     fn from(made: &Restored) -> Self {
-        Made { counter: made.counter, lsn: made.lsn, closed: made.closed.clone() }
+        Made { counter: made.counter, lsn: made.lsn, need_floor: made.need_floor.clone() }
     }
 }
 
 impl From<&Salvaged> for Made {
     fn from(made: &Salvaged) -> Self {
-        Made { counter: made.counter, lsn: made.lsn, closed: made.closed.clone() }
+        Made { counter: made.counter, lsn: made.lsn, need_floor: made.need_floor.clone() }
     }
 }
 
@@ -139,7 +139,7 @@ pub fn check_made(db: &Db, made: impl Into<Made>, known: u64, granted: u64) {
     assert!(lsn > made.lsn && made.lsn.get() > 1 << 32);
 
     let rows = rows(db);
-    assert_eq!(made.closed, ["rows"]);
+    assert_eq!(made.need_floor, ["rows"]);
     assert_err!(rows.put(token(1000), b"r", b"x"), Error::NeedsFloor { .. });
     assert_err!(rows.delete(token(500), b"\x01"), Error::NeedsFloor { .. });
     assert_err!(rows.raise(token(1000), b"r"), Error::NeedsFloor { .. });

@@ -98,7 +98,7 @@ pub enum Command {
     /// Makes a new store of what is provably intact in a damaged one, and lists what is not.
     ///
     /// What cannot be read may have held the highest mark, so the new store begins above it as a restored one
-    /// does: a new id, tokens and floors moved up, keyspaces of external tokens closed until `raise --all`.
+    /// does: a new id, tokens and floors moved up, keyspaces of external tokens in need of a floor (`raise --all`).
     /// Exit code 3 when there was damage, also when all went well.
     Salvage(Salvage),
     /// Makes a copy of a store that `restore` makes a store of. Begins an incarnation.
@@ -109,7 +109,7 @@ pub enum Command {
     Checkpoint(Checkpoint),
     /// Makes a new store of a checkpoint, with tokens above all that were granted since.
     ///
-    /// It has a new id; tokens, lsns and floors are moved up, and keyspaces of external tokens are closed until
+    /// It has a new id; tokens, lsns and floors are moved up, and keyspaces of external tokens take no writes until
     /// `raise --all` tells them the present value of their token source.
     Restore(Restore),
     /// Everything as JSON lines: values, marks, floors and the token counter.
@@ -123,7 +123,7 @@ pub enum Command {
     ///
     /// Values and their tokens are those of the dump. As `restore` does it, the token counter and the floors are
     /// moved up by 2^32, so that no token which the original grants after the dump is granted again or admitted,
-    /// and keyspaces of external tokens are closed until `raise --all` tells them the present value of their
+    /// and keyspaces of external tokens take no writes until `raise --all` tells them the present value of their
     /// token source. With --move all of that stays as it was dumped.
     ///
     /// Reads a dump from the standard input, or a file. The directory must not exist; it is there, whole, or

@@ -73,14 +73,14 @@ pub fn salvage(args: &Salvage) -> Result<(), Failure> {
             ("keys", salvaged.keys.into()),
             ("counter", salvaged.counter.get().into()),
             ("lsn", salvaged.lsn.get().into()),
-            ("needs_floor", salvaged.closed.clone().into()),
+            ("needs_floor", salvaged.need_floor.clone().into()),
         ]);
         describe(&mut line, &salvaged.faults, &salvaged.notes);
         write_json(&mut out, line)?;
     } else {
         write_findings(&mut out, &salvaged.faults, &salvaged.notes)?;
         writeln!(out, "salvaged: {} keys in {} keyspaces", salvaged.keys, salvaged.keyspaces)?;
-        write_closed(&mut out, &salvaged.closed)?;
+        write_need_floor(&mut out, &salvaged.need_floor)?;
     }
     out.flush()?;
     end(&salvaged.faults)
@@ -124,12 +124,12 @@ pub fn restore(args: &Restore) -> Result<(), Failure> {
         let line = object([
             ("counter", restored.counter.get().into()),
             ("lsn", restored.lsn.get().into()),
-            ("needs_floor", restored.closed.clone().into()),
+            ("needs_floor", restored.need_floor.clone().into()),
         ]);
         write_json(&mut out, line)?;
     } else {
         writeln!(out, "restored: tokens go on above {}, lsns above {}", restored.counter, restored.lsn)?;
-        write_closed(&mut out, &restored.closed)?;
+        write_need_floor(&mut out, &restored.need_floor)?;
     }
     Ok(out.flush()?)
 }
@@ -153,11 +153,11 @@ fn write_findings(out: &mut impl Write, faults: &[Fault], notes: &[String]) -> i
     notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
 }
 
-pub fn write_closed(out: &mut impl Write, closed: &[String]) -> io::Result<()> {
-    closed.iter().try_for_each(|name| {
+pub fn write_need_floor(out: &mut impl Write, names: &[String]) -> io::Result<()> {
+    names.iter().try_for_each(|name| {
         writeln!(
             out,
-            "keyspace {name:?} is closed until `raise --all` tells it the present value of its token source"
+            "keyspace {name:?} needs a floor: tell it the present value of its token source with `raise --all`"
         )
     })
 }

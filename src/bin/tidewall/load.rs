@@ -6,7 +6,7 @@
 //! with half of its marks would let late writers in.
 
 use crate::args::Load;
-use crate::backup::write_closed;
+use crate::backup::write_need_floor;
 use crate::bytes;
 use crate::dump::VERSION;
 use crate::failure::Failure;
@@ -53,14 +53,14 @@ pub fn load(args: &Load) -> Result<(), Failure> {
     bar.finish_and_clear();
     // Made here, and of no use to anybody; what cannot be removed is named by the next try.
     let _ = fs::remove_dir_all(&partial);
-    let (counter, closed) = loaded?;
+    let (counter, need_floor) = loaded?;
     let mut out = out();
     writeln!(out, "loaded: tokens go on above {counter}")?;
-    write_closed(&mut out, &closed)?;
+    write_need_floor(&mut out, &need_floor)?;
     Ok(out.flush()?)
 }
 
-/// Answers the counter of the new store, and which keyspaces are closed.
+/// Answers the counter of the new store, and which keyspaces need a floor.
 fn make(
     args: &Load,
     partial: &Path,
@@ -79,7 +79,7 @@ fn make(
     }
     let restored = restore.run(&dumped, &new)?;
     give_name(&new, &args.dir)?;
-    Ok((restored.counter.get(), restored.closed))
+    Ok((restored.counter.get(), restored.need_floor))
 }
 
 fn partial_name(dir: &Path) -> Result<PathBuf, Failure> {
@@ -155,7 +155,7 @@ impl From<String> for Wrong {
 
 struct Loading<'d> {
     db: &'d Db,
-    /// Nothing closes the keyspaces of external tokens behind this.
+    /// Nothing asks for a floor of the keyspaces of external tokens behind this.
     is_move: bool,
     /// With the highest token that each was written with.
     spaces: BTreeMap<String, (Keyspace, u64)>,
@@ -196,7 +196,7 @@ impl Loading<'_> {
         if line.contains_key("scope") {
             if self.is_move && line.get("needs_floor") == Some(&Json::Bool(true)) {
                 return Err(format!(
-                    "{name:?} is closed: load without --move, or raise it where it was dumped (`raise --all`) \
+                    "{name:?} needs a floor: load without --move, or raise it where it was dumped (`raise --all`) \
                      and dump again"
                 )
                 .into());

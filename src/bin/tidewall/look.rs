@@ -221,9 +221,9 @@ fn sentence(op: &LogOp, args: &Log) -> String {
     let (space, token) = (op.keyspace, op.mark);
     match &op.what {
         LogChange::Keyspace { name, options, needs_floor } => {
-            let closed = if *needs_floor { ", closed until raise_all" } else { "" };
+            let floor = if *needs_floor { ", needs a floor" } else { "" };
             format!(
-                "keyspace {space} is {name:?}, scope {}, tokens {}{closed}",
+                "keyspace {space} is {name:?}, scope {}, tokens {}{floor}",
                 scope(*options),
                 tokens(*options)
             )
