@@ -1,5 +1,5 @@
 use std::time::Duration;
-use tidewall::{Db, Error, Expect, KeyspaceOptions, OpId, Scope};
+use tidewall::{Db, Error, Expect, KeyspaceOptions, OperationId, Scope};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let db = Db::open("data")?; // one directory, made where there is none; durable by default
@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     batch.expect(&jobs, b"7/result", Expect::Present)?;
     batch.put(&jobs, b.token(), b"7/result", b"done")?;
     batch.put(&jobs, b.token(), b"7/log", b"by b")?;
-    batch.op(OpId::new(1));
+    batch.operation(OperationId::new(1));
     batch.commit()?;
     let value = jobs.get(b"7/result")?.expect("just written");
     assert_eq!((value.bytes(), value.token()), (&b"done"[..], b.token()));

@@ -8,12 +8,12 @@
 
 use crate::engine::{Engine, FenceHashes, FenceView, KeyspaceState, Tail};
 use crate::error::{Error, Found, Result};
-use crate::fence::{self, OpOrder, Refusal};
+use crate::fence::{self, OperationOrder, Refusal};
 use crate::log::segment::Glance;
 use crate::look_up::fenced;
 use crate::op::{Class, Kind};
 use crate::sync::Arc;
-use crate::types::{Excerpt, Lsn, Mark, OpId, Token};
+use crate::types::{Excerpt, Lsn, Mark, OperationId, Token};
 use crossbeam_epoch::Guard;
 use std::iter;
 
@@ -119,7 +119,7 @@ pub(crate) struct Write<'a> {
     pub changes: &'a [Change<'a>],
     pub fences: &'a [Fence<'a>],
     pub conditions: &'a [Condition<'a>],
-    pub op: Option<OpId>,
+    pub operation: Option<OperationId>,
     pub require: Require,
     /// What was seen of the first fences just before.
     pub seen: &'a [Option<Glance>],
@@ -158,8 +158,8 @@ impl Engine {
         for (fence, view) in write.fences.iter().zip(views.iter()) {
             self.check_token(tail, fence, view)?;
         }
-        let judged = match write.op {
-            Some(op) => check_op(write.fences, views, op),
+        let judged = match write.operation {
+            Some(operation) => check_operation(write.fences, views, operation),
             None => Ok(()),
         };
         let mut conditions = write.conditions.iter();
@@ -263,15 +263,18 @@ impl Engine {
 
 /// An operation's number stands with every fence its write touches: the same on all is a retry, lower
 /// on any is too old, the same on some only is a number used for two different writes.
-fn check_op(fences: &[Fence<'_>], views: &[FenceView], op: OpId) -> Result<(), Refused> {
+fn check_operation(fences: &[Fence<'_>], views: &[FenceView], operation: OperationId) -> Result<(), Refused> {
     let mut same = None;
     let mut newer = false;
     for (fence, view) in fences.iter().zip(views) {
-        match fence::check_op(fence.token, op, &view.state) {
-            OpOrder::Newer => newer = true,
-            OpOrder::Same(lsn) => same = same.max(Some(lsn)),
-            OpOrder::Older(last) => {
-                return Err(Refused { error: Error::StaleOp { op, last }, rests_on: view.state.lsn });
+        match fence::check_operation(fence.token, operation, &view.state) {
+            OperationOrder::Newer => newer = true,
+            OperationOrder::Same(lsn) => same = same.max(Some(lsn)),
+            OperationOrder::Older(last) => {
+                return Err(Refused {
+                    error: Error::StaleOperation { operation, last },
+                    rests_on: view.state.lsn,
+                });
             }
         }
     }
@@ -279,7 +282,7 @@ fn check_op(fences: &[Fence<'_>], views: &[FenceView], op: OpId) -> Result<(), R
         Some(lsn) if !newer => Err(Refused { error: Error::Duplicate { lsn }, rests_on: lsn }),
         Some(lsn) => Err(Refused {
             error: Error::invalid(format!(
-                "operation {op} was committed at lsn {lsn} by a write of only some of these fences: number \
+                "operation {operation} was committed at lsn {lsn} by a write of only some of these fences: number \
                  each operation anew"
             )),
             rests_on: lsn,

@@ -41,7 +41,8 @@ impl Write<'_> {
     /// The room that it needs in a segment. Less where no operation was ever numbered: then that may be so no
     /// more when it is appended, and it has to be asked again.
     pub fn room(&self) -> u32 {
-        let plain = self.op.is_none() && !self.fences.iter().any(|fence| fence.keyspace.numbers_ops());
+        let plain =
+            self.operation.is_none() && !self.fences.iter().any(|fence| fence.keyspace.numbers_operations());
         let less = if plain { self.changes.len() * NUMBERED_OVERHEAD } else { 0 };
         room(self.bytes - less, self.changes.len())
     }
@@ -186,7 +187,7 @@ impl Engine {
         // Everything that can fail is looked up first.
         self.find_versions(work, write, guard)?;
         let lsn = tail.next;
-        if write.op.is_some() {
+        if write.operation.is_some() {
             write.fences.iter().for_each(|fence| fence.keyspace.note_numbered());
         }
         work.carriers.clear();
@@ -197,7 +198,7 @@ impl Engine {
             let fence = &write.fences[change.fence];
             let view = &work.views[change.fence];
             let carrier = &mut work.carriers[change.fence];
-            let state = fence::admit(&view.state, fence.token, write.op, lsn);
+            let state = fence::admit(&view.state, fence.token, write.operation, lsn);
             let sets = sets_fence(change, view, &state, carrier.is_some());
             let shows = sets || change.keyspace.options.scope == Scope::Key;
             let before = carrier.or(view.at);

@@ -16,7 +16,7 @@ use crate::keyspace::{Keyspace, check_key};
 use crate::op::Class;
 use crate::options::Scope;
 use crate::sync::Arc;
-use crate::types::{Excerpt, Lsn, MAX_BATCH_BYTES, OpId, Token};
+use crate::types::{Excerpt, Lsn, MAX_BATCH_BYTES, OperationId, Token};
 use rapidhash::quality::RandomState;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -29,14 +29,14 @@ use std::ops::Range;
 /// ```
 /// # let dir = tempfile::tempdir()?;
 /// # let db = tidewall::Db::open(dir.path().join("data"))?;
-/// # use tidewall::{Expect, KeyspaceOptions, OpId, Token, Tokens};
+/// # use tidewall::{Expect, KeyspaceOptions, OperationId, Token, Tokens};
 /// let rows = db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External))?;
 /// let token = Token::new(7)?;
 /// let mut batch = db.batch();
 /// batch.expect(&rows, b"a", Expect::Absent)?;
 /// batch.put(&rows, token, b"a", b"1")?;
 /// batch.put(&rows, token, b"b", b"2")?;
-/// batch.op(OpId::new(1));
+/// batch.operation(OperationId::new(1));
 /// let lsn = batch.commit()?;
 /// assert_eq!(rows.get(b"b")?.expect("just written").lsn(), lsn);
 /// // Committing leaves the batch as it is. A retry under its number is recognised, and changes nothing.
@@ -46,7 +46,7 @@ use std::ops::Range;
 ///
 /// So a commit that was refused may be tried again: after [`Error::Busy`], [`Error::NoSpace`] or
 /// [`Error::Conflict`] the batch was not applied. Where an answer was lost (a dropped [`Commit`], say) it may have
-/// been: number the batch ([`Batch::op`]), or the retry applies it twice. After [`Error::Indeterminate`] the store is to
+/// been: number the batch ([`Batch::operation`]), or the retry applies it twice. After [`Error::Indeterminate`] the store is to
 /// be reopened, and the batch belongs to the store before: make the same one anew, under the same number.
 #[derive(Debug)]
 #[must_use = "a batch does nothing until it is committed"]
@@ -56,7 +56,7 @@ pub struct Batch {
     bytes: Vec<u8>,
     changes: Vec<Stored>,
     conditions: Vec<StoredCondition>,
-    op: Option<OpId>,
+    operation: Option<OperationId>,
     require: Require,
 }
 
@@ -83,7 +83,7 @@ impl Batch {
             bytes: Vec::new(),
             changes: Vec::new(),
             conditions: Vec::new(),
-            op: None,
+            operation: None,
             require: Require::Newest,
         }
     }
@@ -134,10 +134,10 @@ impl Batch {
     ///
     /// The number counts for each fence that the batch touches, under the token presented for it: number upwards on
     /// all of them. One that was used by a write of only some of these fences is [`Error::InvalidArgument`], one
-    /// below the last of any is [`Error::StaleOp`]. Numbers are looked at before conditions, so a retry is a
+    /// below the last of any is [`Error::StaleOperation`]. Numbers are looked at before conditions, so a retry is a
     /// `Duplicate` also where its conditions do not hold any more.
-    pub fn op(&mut self, op: OpId) -> &mut Self {
-        self.op = Some(op);
+    pub fn operation(&mut self, operation: OperationId) -> &mut Self {
+        self.operation = Some(operation);
         self
     }
 
@@ -246,7 +246,7 @@ impl Batch {
             changes: &plan.changes,
             fences: &plan.fences,
             conditions: &conditions,
-            op: self.op,
+            operation: self.operation,
             require: self.require,
             seen: &[],
             bytes: frame_bytes(plan.changes.len(), self.bytes.len()),

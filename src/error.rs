@@ -1,6 +1,6 @@
 //! Every way a call can fail, each saying what to do now.
 
-use crate::types::{Excerpt, Lsn, Mark, OpId, OwnerId, Token};
+use crate::types::{Excerpt, Lsn, Mark, OperationId, OwnerId, Token};
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
@@ -21,7 +21,7 @@ pub enum Error {
     #[error(
         "token {token} is fenced: the mark of {} is {mark}; stop, or acquire again{}",
         Place(keyspace, fence),
-        last_op.ending()
+        last_operation.ending()
     )]
     Fenced {
         /// What was presented.
@@ -33,7 +33,7 @@ pub enum Error {
         /// The fence, printable; empty for the floor of the keyspace.
         fence: Excerpt,
         /// What is known of the last operation written under the presented token.
-        last_op: LastOp,
+        last_operation: LastOperation,
     },
     /// The token was never granted for this fence. Acquire a lease on this fence, or create the
     /// keyspace with [`Tokens::External`](crate::Tokens::External) if tokens come from elsewhere.
@@ -75,13 +75,13 @@ pub enum Error {
     /// The operation id is below the last one of this fence and token: this operation may or may not
     /// have been applied earlier, and is not executed now. Number operations upwards.
     #[error(
-        "operation {op} is older than {last}, the last one of this fence and token; it was not executed now"
+        "operation {operation} is older than {last}, the last one of this fence and token; it was not executed now"
     )]
-    StaleOp {
+    StaleOperation {
         /// What was presented.
-        op: OpId,
+        operation: OperationId,
         /// The last one committed.
-        last: OpId,
+        last: OperationId,
     },
     /// This operation was committed before, at `lsn`. Treat it as done.
     #[error("this operation was already committed, at lsn {lsn}")]
@@ -214,7 +214,7 @@ pub enum Error {
         supported: u32,
     },
     /// The disk failed while the answer was being made durable: the call may or may not have been
-    /// applied. Reopen the store and look (an [`OpId`] makes the retry exact).
+    /// applied. Reopen the store and look (an [`OperationId`] makes the retry exact).
     #[error("the outcome is unknown: {cause}; reopen the store and look")]
     Indeterminate {
         /// What the disk said.
@@ -307,7 +307,7 @@ impl Error {
     /// Whether the failed call may have been applied.
     pub fn outcome(&self) -> Outcome {
         match self {
-            Error::Indeterminate { .. } | Error::StaleOp { .. } => Outcome::Unknown,
+            Error::Indeterminate { .. } | Error::StaleOperation { .. } => Outcome::Unknown,
             Error::Duplicate { .. } => Outcome::Applied,
             _ => Outcome::NotApplied,
         }
@@ -346,31 +346,31 @@ impl fmt::Display for Hold<'_> {
 /// What a fenced writer is told of its last operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[non_exhaustive]
-pub enum LastOp {
-    /// The last operation with an [`OpId`] committed under the presented token.
-    Committed(OpId),
-    /// No operation with an [`OpId`] was committed under the presented token.
+pub enum LastOperation {
+    /// The last operation with an [`OperationId`] committed under the presented token.
+    Committed(OperationId),
+    /// No operation with an [`OperationId`] was committed under the presented token.
     Nothing,
     /// Too long ago: the store no longer knows.
     Unknown,
 }
 
-impl LastOp {
+impl LastOperation {
     /// The end of a message. Most writers number nothing, and are told nothing of it.
     fn ending(&self) -> String {
         match self {
-            LastOp::Committed(_) => format!(" ({self})"),
-            LastOp::Nothing | LastOp::Unknown => String::new(),
+            LastOperation::Committed(_) => format!(" ({self})"),
+            LastOperation::Nothing | LastOperation::Unknown => String::new(),
         }
     }
 }
 
-impl fmt::Display for LastOp {
+impl fmt::Display for LastOperation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LastOp::Committed(op) => write!(f, "the last operation committed under it is {op}"),
-            LastOp::Nothing => f.write_str("no numbered operation was committed under it"),
-            LastOp::Unknown => f.write_str("what was committed under it is no longer known"),
+            LastOperation::Committed(last) => write!(f, "the last operation committed under it is {last}"),
+            LastOperation::Nothing => f.write_str("no numbered operation was committed under it"),
+            LastOperation::Unknown => f.write_str("what was committed under it is no longer known"),
         }
     }
 }

@@ -6,9 +6,9 @@
 //!
 //! Read next: `commit.rs`, which calls [`check`] and the mutation under one lock.
 
-use crate::error::LastOp;
+use crate::error::LastOperation;
 use crate::options::Tokens;
-use crate::types::{Lsn, Mark, OpId, Token};
+use crate::types::{Lsn, Mark, OperationId, Token};
 
 /// What the log knows of one fence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -18,10 +18,10 @@ pub(crate) struct FenceState {
     /// The op that set this state: what an answer resting on it rests on.
     pub lsn: Lsn,
     /// The last numbered operation under `mark`, and where it was committed.
-    pub last: Option<(OpId, Lsn)>,
+    pub last: Option<(OperationId, Lsn)>,
     /// The newest token below `mark` that committed a numbered operation, and its last one. A raise
     /// without a write does not displace it.
-    pub predecessor: Option<(u64, OpId)>,
+    pub predecessor: Option<(u64, OperationId)>,
 }
 
 /// A keyspace-wide mark that no fence of the keyspace is below. It rises in two ways that are not forgotten
@@ -140,51 +140,51 @@ fn check_jump(token: Token, rule: &Rule) -> Result<(), Refusal> {
 
 /// How an operation number stands to the last one of the same fence and token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum OpOrder {
+pub(crate) enum OperationOrder {
     Newer,
     Same(Lsn),
-    Older(OpId),
+    Older(OperationId),
 }
 
 /// Only answers: is this operation new for (fence, token)?
-pub(crate) fn check_op(token: Token, op: OpId, own: &FenceState) -> OpOrder {
+pub(crate) fn check_operation(token: Token, operation: OperationId, own: &FenceState) -> OperationOrder {
     match own.last {
-        Some((last, lsn)) if own.mark == token.get() && op == last => OpOrder::Same(lsn),
-        Some((last, _)) if own.mark == token.get() && op < last => OpOrder::Older(last),
-        _ => OpOrder::Newer,
+        Some((last, lsn)) if own.mark == token.get() && operation == last => OperationOrder::Same(lsn),
+        Some((last, _)) if own.mark == token.get() && operation < last => OperationOrder::Older(last),
+        _ => OperationOrder::Newer,
     }
 }
 
 /// The state after an admitted op at `lsn`. Upholds F2: marks only rise.
-pub(crate) fn admit(own: &FenceState, token: Token, op: Option<OpId>, lsn: Lsn) -> FenceState {
+pub(crate) fn admit(own: &FenceState, token: Token, operation: Option<OperationId>, lsn: Lsn) -> FenceState {
     debug_assert!(token.get() >= own.mark);
     let same = own.mark == token.get();
-    let last = match op {
-        Some(op) => Some((op, lsn)),
+    let last = match operation {
+        Some(operation) => Some((operation, lsn)),
         None if same => own.last,
         None => None,
     };
     let predecessor = match own.last {
-        Some((op, _)) if !same => Some((own.mark, op)),
+        Some((operation, _)) if !same => Some((own.mark, operation)),
         _ => own.predecessor,
     };
     FenceState { mark: token.get(), lsn, last, predecessor }
 }
 
 /// What a fenced writer is told of its last operation.
-pub(crate) fn last_op(token: Token, own: &FenceState, floor: Floor) -> LastOp {
+pub(crate) fn last_operation(token: Token, own: &FenceState, floor: Floor) -> LastOperation {
     let token = token.get();
     // What a folded mark knew went with it.
     if token <= floor.folded {
-        return LastOp::Unknown;
+        return LastOperation::Unknown;
     }
     match (own.last, own.predecessor) {
-        (Some((op, _)), _) if token == own.mark => LastOp::Committed(op),
-        (None, _) if token == own.mark => LastOp::Nothing,
-        _ if own.mark == 0 => LastOp::Unknown,
-        (_, Some((was, op))) if token == was => LastOp::Committed(op),
-        (_, Some((was, _))) if token < was => LastOp::Unknown,
-        _ => LastOp::Nothing,
+        (Some((last, _)), _) if token == own.mark => LastOperation::Committed(last),
+        (None, _) if token == own.mark => LastOperation::Nothing,
+        _ if own.mark == 0 => LastOperation::Unknown,
+        (_, Some((was, last))) if token == was => LastOperation::Committed(last),
+        (_, Some((was, _))) if token < was => LastOperation::Unknown,
+        _ => LastOperation::Nothing,
     }
 }
 
@@ -259,62 +259,68 @@ mod tests {
 
     #[test]
     fn operations_are_ordered_per_token() {
-        let state = FenceState { last: Some((OpId::new(5), Lsn::new(9))), ..own(7) };
-        assert_eq!(check_op(token(7), OpId::new(5), &state), OpOrder::Same(Lsn::new(9)));
-        assert_eq!(check_op(token(7), OpId::new(4), &state), OpOrder::Older(OpId::new(5)));
-        assert_eq!(check_op(token(7), OpId::new(6), &state), OpOrder::Newer);
-        assert_eq!(check_op(token(8), OpId::new(1), &state), OpOrder::Newer);
+        let state = FenceState { last: Some((OperationId::new(5), Lsn::new(9))), ..own(7) };
+        assert_eq!(check_operation(token(7), OperationId::new(5), &state), OperationOrder::Same(Lsn::new(9)));
+        assert_eq!(
+            check_operation(token(7), OperationId::new(4), &state),
+            OperationOrder::Older(OperationId::new(5))
+        );
+        assert_eq!(check_operation(token(7), OperationId::new(6), &state), OperationOrder::Newer);
+        assert_eq!(check_operation(token(8), OperationId::new(1), &state), OperationOrder::Newer);
     }
 
     #[test]
     fn the_predecessors_last_operation_is_known_one_hand_over_later() {
         let floor = Floor::default();
-        let a = admit(&FenceState::default(), token(41), Some(OpId::new(7)), Lsn::new(1));
+        let a = admit(&FenceState::default(), token(41), Some(OperationId::new(7)), Lsn::new(1));
         let b = admit(&a, token(42), None, Lsn::new(2));
-        assert_eq!(last_op(token(41), &b, floor), LastOp::Committed(OpId::new(7)));
+        assert_eq!(last_operation(token(41), &b, floor), LastOperation::Committed(OperationId::new(7)));
         // 42 was granted and wrote nothing: it does not displace what 41 left.
         let c = admit(&b, token(43), None, Lsn::new(3));
-        assert_eq!(last_op(token(41), &c, floor), LastOp::Committed(OpId::new(7)));
-        assert_eq!(last_op(token(42), &c, floor), LastOp::Nothing);
-        assert_eq!(last_op(token(40), &c, floor), LastOp::Unknown);
-        let d = admit(&c, token(43), Some(OpId::new(1)), Lsn::new(4));
+        assert_eq!(last_operation(token(41), &c, floor), LastOperation::Committed(OperationId::new(7)));
+        assert_eq!(last_operation(token(42), &c, floor), LastOperation::Nothing);
+        assert_eq!(last_operation(token(40), &c, floor), LastOperation::Unknown);
+        let d = admit(&c, token(43), Some(OperationId::new(1)), Lsn::new(4));
         let e = admit(&d, token(44), None, Lsn::new(5));
-        assert_eq!(last_op(token(43), &e, floor), LastOp::Committed(OpId::new(1)));
-        assert_eq!(last_op(token(41), &e, floor), LastOp::Unknown);
-        assert_eq!(last_op(token(41), &e, Floor::folded(41)), LastOp::Unknown);
+        assert_eq!(last_operation(token(43), &e, floor), LastOperation::Committed(OperationId::new(1)));
+        assert_eq!(last_operation(token(41), &e, floor), LastOperation::Unknown);
+        assert_eq!(last_operation(token(41), &e, Floor::folded(41)), LastOperation::Unknown);
     }
 
     #[test]
     fn numbers_of_one_holder_do_not_displace_its_predecessors() {
-        let a = admit(&FenceState::default(), token(41), Some(OpId::new(7)), Lsn::new(1));
-        let b = admit(&a, token(42), Some(OpId::new(1)), Lsn::new(2));
-        let c = admit(&b, token(42), Some(OpId::new(2)), Lsn::new(3));
-        assert_eq!(c.predecessor, Some((41, OpId::new(7))));
-        assert_eq!(last_op(token(41), &c, Floor::default()), LastOp::Committed(OpId::new(7)));
+        let a = admit(&FenceState::default(), token(41), Some(OperationId::new(7)), Lsn::new(1));
+        let b = admit(&a, token(42), Some(OperationId::new(1)), Lsn::new(2));
+        let c = admit(&b, token(42), Some(OperationId::new(2)), Lsn::new(3));
+        assert_eq!(c.predecessor, Some((41, OperationId::new(7))));
+        assert_eq!(
+            last_operation(token(41), &c, Floor::default()),
+            LastOperation::Committed(OperationId::new(7))
+        );
     }
 
     /// A floor raised on purpose fences tokens at their own mark, too.
     #[test]
     fn under_a_raised_floor_the_last_operation_of_the_mark_is_known() {
         let floor = Floor::raised(9);
-        let numbered = FenceState { last: Some((OpId::new(7), Lsn::new(1))), ..own(5) };
-        assert_eq!(last_op(token(5), &numbered, floor), LastOp::Committed(OpId::new(7)));
-        assert_eq!(last_op(token(6), &numbered, floor), LastOp::Nothing);
-        assert_eq!(last_op(token(5), &own(5), floor), LastOp::Nothing);
-        let behind = FenceState { predecessor: Some((4, OpId::new(3))), ..own(5) };
-        assert_eq!(last_op(token(5), &behind, floor), LastOp::Nothing);
+        let numbered = FenceState { last: Some((OperationId::new(7), Lsn::new(1))), ..own(5) };
+        assert_eq!(last_operation(token(5), &numbered, floor), LastOperation::Committed(OperationId::new(7)));
+        assert_eq!(last_operation(token(6), &numbered, floor), LastOperation::Nothing);
+        assert_eq!(last_operation(token(5), &own(5), floor), LastOperation::Nothing);
+        let behind = FenceState { predecessor: Some((4, OperationId::new(3))), ..own(5) };
+        assert_eq!(last_operation(token(5), &behind, floor), LastOperation::Nothing);
         assert_eq!(
-            last_op(token(5), &FenceState::default(), floor),
-            LastOp::Unknown,
+            last_operation(token(5), &FenceState::default(), floor),
+            LastOperation::Unknown,
             "nobody knows the fence"
         );
     }
 
     #[test]
     fn a_write_without_a_number_keeps_the_last_number() {
-        let a = admit(&FenceState::default(), token(1), Some(OpId::new(3)), Lsn::new(1));
+        let a = admit(&FenceState::default(), token(1), Some(OperationId::new(3)), Lsn::new(1));
         let b = admit(&a, token(1), None, Lsn::new(2));
-        assert_eq!(b.last, Some((OpId::new(3), Lsn::new(1))));
+        assert_eq!(b.last, Some((OperationId::new(3), Lsn::new(1))));
     }
 
     #[test]
@@ -322,8 +328,12 @@ mod tests {
         let floor = Floor::folded(5).with(Floor::raised(9)).with(Floor::raised(7)).with(Floor::folded(4));
         assert_eq!((floor.raised, floor.folded, floor.mark()), (9, 5, 9));
         let own = FenceState { mark: 10, ..FenceState::default() };
-        assert_eq!(last_op(token(5), &own, floor), LastOp::Unknown, "it may have committed one");
-        assert_eq!(last_op(token(6), &own, floor), LastOp::Nothing);
+        assert_eq!(
+            last_operation(token(5), &own, floor),
+            LastOperation::Unknown,
+            "it may have committed one"
+        );
+        assert_eq!(last_operation(token(6), &own, floor), LastOperation::Nothing);
         assert_eq!(Floor::of(3, &[1]), Floor::folded(3));
         assert_eq!(Floor::of(3, &[0]), Floor::raised(3));
     }

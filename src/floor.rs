@@ -25,7 +25,7 @@ pub struct Floor {
     /// [`Keyspace::raise_all_past`].
     pub is_folded: bool,
     /// Up to here marks are forgotten, and what was committed with these tokens: whoever is fenced with one is told
-    /// [`LastOp::Unknown`](crate::LastOp::Unknown). At most `mark`.
+    /// [`LastOperation::Unknown`](crate::LastOperation::Unknown). At most `mark`.
     pub forgotten: Option<Mark>,
 }
 

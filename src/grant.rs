@@ -178,7 +178,7 @@ impl Engine {
         kind: Kind,
         token: Token,
         value: &[u8],
-    ) -> Result<(Lsn, Option<(u64, crate::types::OpId)>)> {
+    ) -> Result<(Lsn, Option<(u64, crate::types::OperationId)>)> {
         let guard = crossbeam_epoch::pin();
         let hashes = self.fence_hashes(keyspace, fence);
         let view = self.fence(keyspace, fence, hashes, When::Appended, &guard)?;

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::keyspace::Keyspace;
 use crate::lease::{Ending, Grant};
 use crate::sync::{Arc, Ordering};
-use crate::types::{Excerpt, OpId, OwnerId, Token, Ttl};
+use crate::types::{Excerpt, OperationId, OwnerId, Token, Ttl};
 use crate::waiters::Granted;
 use crate::watches::Keep;
 use std::fmt;
@@ -73,7 +73,7 @@ pub struct Lease {
     keyspace: Arc<KeyspaceState>,
     fence: Arc<[u8]>,
     grant: Arc<Grant>,
-    predecessor: Option<(Token, OpId)>,
+    predecessor: Option<(Token, OperationId)>,
     /// It is its holder's elsewhere: dropping this releases nothing.
     is_detached: bool,
 }
@@ -114,7 +114,7 @@ impl Lease {
 
     /// The last numbered operation committed on this fence under an earlier token, for the new holder
     /// who wants to know what its predecessor got done before it does it again.
-    pub fn predecessor(&self) -> Option<(Token, OpId)> {
+    pub fn predecessor(&self) -> Option<(Token, OperationId)> {
         self.predecessor
     }
 

@@ -15,7 +15,7 @@ use crate::op::{Class, Kind};
 use crate::options::{KeyspaceOptions, Scope};
 use crate::snapshot::Value;
 use crate::sync::Arc;
-use crate::types::{Lsn, MAX_BATCH_BYTES, MAX_KEY_BYTES, Mark, OpId, Token};
+use crate::types::{Lsn, MAX_BATCH_BYTES, MAX_KEY_BYTES, Mark, OperationId, Token};
 use crate::view::{Iter, Snapshot};
 use std::fmt;
 use std::ops::{Bound, ControlFlow, RangeBounds};
@@ -83,9 +83,15 @@ impl Keyspace {
     ///
     /// # Errors
     /// As [`Keyspace::put`], and [`Error::Duplicate`]: it was done before;
-    /// [`Error::StaleOp`]: a later number was used before.
-    pub fn put_op(&self, token: Token, op: OpId, key: &[u8], value: &[u8]) -> Result<Lsn> {
-        self.write(ChangeKind::Put, token, key, value, Some(op), None)
+    /// [`Error::StaleOperation`]: a later number was used before.
+    pub fn put_operation(
+        &self,
+        token: Token,
+        operation: OperationId,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<Lsn> {
+        self.write(ChangeKind::Put, token, key, value, Some(operation), None)
     }
 
     /// As [`Keyspace::put`], if the key is as expected.
@@ -105,12 +111,12 @@ impl Keyspace {
         self.write(ChangeKind::Delete, token, key, b"", None, None)
     }
 
-    /// As [`Keyspace::delete`], numbered as [`Keyspace::put_op`].
+    /// As [`Keyspace::delete`], numbered as [`Keyspace::put_operation`].
     ///
     /// # Errors
-    /// As [`Keyspace::put_op`].
-    pub fn delete_op(&self, token: Token, op: OpId, key: &[u8]) -> Result<Lsn> {
-        self.write(ChangeKind::Delete, token, key, b"", Some(op), None)
+    /// As [`Keyspace::put_operation`].
+    pub fn delete_operation(&self, token: Token, operation: OperationId, key: &[u8]) -> Result<Lsn> {
+        self.write(ChangeKind::Delete, token, key, b"", Some(operation), None)
     }
 
     /// As [`Keyspace::delete`], if the key is as expected.
@@ -205,7 +211,7 @@ impl Keyspace {
             changes: &[change],
             fences: &fences,
             conditions: &[],
-            op: None,
+            operation: None,
             require: Require::Newest,
             seen: &seen,
             bytes,
@@ -326,10 +332,10 @@ impl Keyspace {
         token: Token,
         key: &[u8],
         value: &[u8],
-        op: Option<OpId>,
+        operation: Option<OperationId>,
         expect: Option<Expect>,
     ) -> Result<Lsn> {
-        let answer = self.begin(kind, token, key, value, op, expect)?;
+        let answer = self.begin(kind, token, key, value, operation, expect)?;
         self.shared.engine.settle(answer)
     }
 
@@ -339,7 +345,7 @@ impl Keyspace {
         token: Token,
         key: &[u8],
         value: &[u8],
-        op: Option<OpId>,
+        operation: Option<OperationId>,
         expect: Option<Expect>,
     ) -> Result<Answer> {
         check_key(key)?;
@@ -358,7 +364,7 @@ impl Keyspace {
             changes: &[change],
             fences: &[fence],
             conditions: condition.as_slice(),
-            op,
+            operation,
             require: Require::Newest,
             seen: &[],
             bytes,
@@ -456,7 +462,7 @@ impl Keyspace {
             changes: &changes,
             fences: &fences,
             conditions: &[],
-            op: None,
+            operation: None,
             require: Require::Newest,
             seen: &[],
             bytes: found.frame_bytes(),
@@ -483,7 +489,7 @@ impl Keyspace {
             changes: &[],
             fences: &fences,
             conditions: &[],
-            op: None,
+            operation: None,
             require: Require::Newest,
             seen: &[],
             bytes: 0,

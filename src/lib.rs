@@ -14,7 +14,7 @@
 //!   what a test of your own service needs.
 //!
 //! Three numbers are never confused, and no conversion leads from one to another: a [`Token`] fences, an
-//! [`OwnerId`] names the holder of a lease, an [`OpId`] makes the retry of one operation exact.
+//! [`OwnerId`] names the holder of a lease, an [`OperationId`] makes the retry of one operation exact.
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 // Clocks, threads, files and random bits have their own modules; `clippy.toml` lists what is banned elsewhere.
@@ -96,7 +96,7 @@ pub use clock::ManualClock;
 pub use clock::{Clock, SystemClock};
 pub use compact::Compacted;
 pub use db::{Commit, Db};
-pub use error::{Cause, Error, Found, LastOp, Outcome, Result};
+pub use error::{Cause, Error, Found, LastOperation, Outcome, Result};
 pub use floor::Floor;
 pub use guard::{Lease, Lost};
 pub use histogram::Summary;
@@ -114,8 +114,8 @@ pub use slots::MAX_SLOTS;
 pub use snapshot::Value;
 pub use stats::{Figure, Health, Reading, Stats, Warning};
 pub use types::{
-    Excerpt, Lsn, MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_KEYSPACES, MAX_NAME_BYTES, Mark, OpId, OwnerId, Token,
-    Ttl,
+    Excerpt, Lsn, MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_KEYSPACES, MAX_NAME_BYTES, Mark, OperationId, OwnerId,
+    Token, Ttl,
 };
 pub use view::{Iter, Snapshot};
 

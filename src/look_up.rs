@@ -7,7 +7,7 @@
 
 use crate::engine::{Engine, FenceHashes, FenceView, KeyspaceState, Version, When};
 use crate::error::{Error, Result};
-use crate::fence::{FenceState, Floor, is_fenced, last_op, mark};
+use crate::fence::{FenceState, Floor, is_fenced, last_operation, mark};
 use crate::format::op::Head;
 use crate::index::name_hash;
 use crate::log::segment::{Glance, OpRef, Segment, Segments};
@@ -284,7 +284,7 @@ pub(crate) fn fenced(
         mark: mark(own.mark, floor),
         keyspace: keyspace.excerpt(),
         fence: Excerpt::new(fence),
-        last_op: last_op(token, own, floor),
+        last_operation: last_operation(token, own, floor),
     }
 }
 
@@ -295,7 +295,7 @@ mod tests {
     use crate::keyspace::Keyspace;
     use crate::options::{KeyspaceOptions, Options, Tokens};
     use crate::storage::SimDisk;
-    use crate::types::OpId;
+    use crate::types::OperationId;
 
     fn token(number: u64) -> Token {
         Token::new(number).unwrap()
@@ -360,7 +360,7 @@ mod tests {
                 rows.delete(token(5), b"key").unwrap();
             }),
             ("a numbered put", |_, rows| {
-                rows.put_op(token(5), OpId::new(1), b"key", b"").unwrap();
+                rows.put_operation(token(5), OperationId::new(1), b"key", b"").unwrap();
             }),
             ("a raise", |_, rows| {
                 rows.raise(token(6), b"key").unwrap();
@@ -381,7 +381,7 @@ mod tests {
                 match writes {
                     0 => {}
                     1 => _ = rows.put(token(3), b"key", b"first").unwrap(),
-                    _ => _ = rows.put_op(token(3), OpId::new(7), b"key", b"first").unwrap(),
+                    _ => _ = rows.put_operation(token(3), OperationId::new(7), b"key", b"first").unwrap(),
                 }
                 let (seen, again, anew) = looks(&db, &rows, || between(&db, &rows));
                 assert_eq!(seen.map(|seen| seen.token), (writes > 0).then_some(3), "{what}");

@@ -5,7 +5,7 @@
 
 use crate::error::{Error, Result};
 use crate::options::{KeyspaceOptions, Scope, Tokens};
-use crate::types::{KeyspaceId, Location, Lsn, OpId, OwnerId, Ttl};
+use crate::types::{KeyspaceId, Location, Lsn, OperationId, OwnerId, Ttl};
 
 /// The kinds of op. The numbers are on disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -70,9 +70,9 @@ pub(crate) struct Links {
     /// This op changes the state of its fence; inside, the op that set the state before.
     pub fence: Option<Option<Location>>,
     /// The last numbered operation of the fence and token, this one or an earlier one carried on.
-    pub last: Option<(OpId, Lsn)>,
+    pub last: Option<(OperationId, Lsn)>,
     /// The last numbered operation of the newest earlier token that had one.
-    pub predecessor: Option<(u64, OpId)>,
+    pub predecessor: Option<(u64, OperationId)>,
     /// Compaction moved this op: its own lsn, which is older than that of its frame.
     pub moved: Option<Lsn>,
 }

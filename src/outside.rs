@@ -19,7 +19,7 @@ use crate::op::{GrantValue, KeyspaceValue, Kind, Op};
 use crate::options::KeyspaceOptions;
 use crate::storage::{Access, Disk, Storage};
 use crate::sync::Arc;
-use crate::types::{Lsn, Mark, OpId, OwnerId, SegmentId, Ttl};
+use crate::types::{Lsn, Mark, OperationId, OwnerId, SegmentId, Ttl};
 use std::io;
 use std::path::Path;
 
@@ -150,7 +150,7 @@ pub struct LogOp {
     /// The token it was written under; 0 where it has none. To look at, not to write with.
     pub mark: Mark,
     /// The numbered operation that was the last one of its fence and token, where that is recorded.
-    pub op: Option<OpId>,
+    pub operation: Option<OperationId>,
     /// What it did.
     pub what: LogChange,
 }
@@ -485,7 +485,7 @@ fn frame(bytes: &[u8], segment: SegmentId, offset: u32, header: &FrameHeader) ->
             lsn,
             keyspace: op.keyspace.0,
             mark: Mark::from_number(op.token),
-            op: op.links.last.filter(|&(_, of)| of == lsn).map(|(op, _)| op),
+            operation: op.links.last.filter(|&(_, of)| of == lsn).map(|(last, _)| last),
             what: change(&op).unwrap_or(LogChange::Unreadable),
         });
         at = head.end();

@@ -85,7 +85,7 @@ impl Replay {
             if keyspace.names_fences {
                 state.note_fence();
             }
-            if keyspace.numbers_ops {
+            if keyspace.numbers_operations {
                 state.note_numbered();
             }
             // What lies behind the index says so anew, or was carried and is older.
@@ -120,7 +120,7 @@ impl Replay {
             floors: keyspace.floors(),
             highest: keyspace.highest(),
             names_fences: keyspace.names_fences(),
-            numbers_ops: keyspace.numbers_ops(),
+            numbers_operations: keyspace.numbers_operations(),
         });
         IndexHead {
             store_id,

@@ -27,7 +27,7 @@ pub(crate) struct KeyspaceState {
     /// whoever loads `false` (Acquire) need not look: a keyspace of external tokens may never have one.
     names_fences: AtomicBool,
     /// Some operation was numbered. Set under the tail lock before the first one is appended.
-    numbers_ops: AtomicBool,
+    numbers_operations: AtomicBool,
 }
 
 impl KeyspaceState {
@@ -42,7 +42,7 @@ impl KeyspaceState {
             highest: AtomicU64::new(0),
             needs_floor: AtomicBool::new(needs_floor),
             names_fences: AtomicBool::new(false),
-            numbers_ops: AtomicBool::new(false),
+            numbers_operations: AtomicBool::new(false),
         }
     }
 
@@ -141,11 +141,11 @@ impl KeyspaceState {
 
     /// An operation is about to be numbered.
     pub fn note_numbered(&self) {
-        self.numbers_ops.store(true, Ordering::Release);
+        self.numbers_operations.store(true, Ordering::Release);
     }
 
-    pub fn numbers_ops(&self) -> bool {
-        self.numbers_ops.load(Ordering::Acquire)
+    pub fn numbers_operations(&self) -> bool {
+        self.numbers_operations.load(Ordering::Acquire)
     }
 
     /// Restored, and not yet told the present value of its token source.

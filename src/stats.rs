@@ -112,7 +112,7 @@ pub struct Stats {
     pub unknown_tokens: u64,
     /// Refused as [`Error::Conflict`](crate::Error::Conflict).
     pub conflicts: u64,
-    /// Retries recognised by their [`OpId`](crate::OpId).
+    /// Retries recognised by their [`OperationId`](crate::OperationId).
     pub duplicates: u64,
     /// Refused for another reason: a stale operation, a lease that is over, a jump of external tokens.
     pub other_refusals: u64,

@@ -154,27 +154,27 @@ impl fmt::Display for OwnerId {
 /// a retry under the same number is recognised and not applied again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct OpId(NonZeroU64);
+pub struct OperationId(NonZeroU64);
 
-number!(OpId);
+number!(OperationId);
 
-impl OpId {
+impl OperationId {
     /// An operation id.
     ///
     /// # Panics
-    /// If `number` is 0; use [`OpId::try_new`] for numbers from outside.
+    /// If `number` is 0; use [`OperationId::try_new`] for numbers from outside.
     #[track_caller]
     pub const fn new(number: u64) -> Self {
         match NonZeroU64::new(number) {
-            Some(n) => OpId(n),
-            None => panic!("an OpId is at least 1"),
+            Some(n) => OperationId(n),
+            None => panic!("an OperationId is at least 1"),
         }
     }
 
     /// An operation id, or `None` for 0.
     pub const fn try_new(number: u64) -> Option<Self> {
         match NonZeroU64::new(number) {
-            Some(n) => Some(OpId(n)),
+            Some(n) => Some(OperationId(n)),
             None => None,
         }
     }

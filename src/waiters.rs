@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::group_commit::{Progress, Sleeper, WakerSlot};
 use crate::lease::{Grant, Terms};
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering};
-use crate::types::{KeyspaceId, Lsn, OpId, OwnerId, Token};
+use crate::types::{KeyspaceId, Lsn, OperationId, OwnerId, Token};
 
 /// What is asked for: a fence, or any of the first slots of a key.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +48,7 @@ pub(crate) struct Granted {
     pub fence: Arc<[u8]>,
     /// The table had no grant of the fence before.
     pub is_new: bool,
-    pub predecessor: Option<(Token, OpId)>,
+    pub predecessor: Option<(Token, OperationId)>,
     pub lsn: Lsn,
     pub group: u32,
     /// When the fence was given, for the time that a hand-over takes.

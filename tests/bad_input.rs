@@ -32,7 +32,7 @@ fn a_key_has_from_1_to_65536_bytes() {
     type Call = fn(&Db, &Keyspace, Token, &[u8]) -> Result<()>;
     let calls: [Call; 13] = [
         |_, ks, t, key| ks.put(t, key, b"").map(drop),
-        |_, ks, t, key| ks.put_op(t, OpId::new(1), key, b"").map(drop),
+        |_, ks, t, key| ks.put_operation(t, OperationId::new(1), key, b"").map(drop),
         |_, ks, t, key| ks.put_if(t, key, b"", Expect::Present).map(drop),
         |_, ks, t, key| ks.delete(t, key).map(drop),
         |_, ks, t, key| ks.submit_put(t, key, b"").map(drop),
@@ -705,7 +705,13 @@ fn positioned_reads_and_maps_give_the_same_answers() {
     let ks = db.keyspace("p", external().scope(Scope::Prefix(b'/'))).unwrap();
     for n in 0..200usize {
         let key = [&[b'a' + (n % 7) as u8, b'/'][..], &vec![n as u8; 1 + n * 37 % 2000]].concat();
-        ks.put_op(token(1 + n as u64), OpId::new(1 + n as u64), &key, &vec![n as u8; n * n % 9000]).unwrap();
+        ks.put_operation(
+            token(1 + n as u64),
+            OperationId::new(1 + n as u64),
+            &key,
+            &vec![n as u8; n * n % 9000],
+        )
+        .unwrap();
         if n % 6 == 0 {
             ks.delete(token(1 + n as u64), &key).unwrap();
         }

@@ -208,9 +208,9 @@ fn conditions_and_numbers_of_operations_are_those_of_the_store() {
     put(&["--token", "1", "--if-absent"]).fails(1, "a value of lsn 2");
     put(&["--token", "1", "--if-version", "9"]).fails(1, "a value of lsn 2");
     put(&["--token", "1", "--if-version", "2"]).ok();
-    put(&["--token", "1", "--op", "4"]).ok();
-    put(&["--token", "1", "--op", "4"]).fails(1, "already committed");
-    put(&["--token", "1", "--op", "3"]).fails(1, "older");
+    put(&["--token", "1", "--operation", "4"]).ok();
+    put(&["--token", "1", "--operation", "4"]).fails(1, "already committed");
+    put(&["--token", "1", "--operation", "3"]).fails(1, "older");
     at.run("delete", ["rows", "b", "--token", "1", "--if-present"]).fails(1, "no value");
 }
 
@@ -272,7 +272,7 @@ fn what_cannot_be_right_is_a_usage_error() {
         ("put", vec!["rows", "a", "v", "--token", "5", "--acquire"], "cannot be used"),
         ("put", vec!["rows", "a\\q", "v", "--token", "5"], "is no escape"),
         ("put", vec!["rows", "abc", "v", "--token", "5", "--hex"], "two digits"),
-        ("put", vec!["rows", "a", "v", "--token", "5", "--op", "0"], "from 1"),
+        ("put", vec!["rows", "a", "v", "--token", "5", "--operation", "0"], "from 1"),
         ("put", vec!["rows", "a", "v", "--token", "5", "--create", "--scope", "prefix:ab"], "one byte"),
         ("put", vec!["rows", "a", "v", "--token", "5", "--create", "--scope", "some"], "no scope"),
         ("delete", vec!["rows", "--token", "5"], "KEY"),

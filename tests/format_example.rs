@@ -6,7 +6,7 @@ mod dump;
 
 use dump::Files;
 use tidewall::storage::SimDisk;
-use tidewall::{Db, Error, KeyspaceOptions, OpId, Options, OwnerId, Scope, Token};
+use tidewall::{Db, Error, KeyspaceOptions, OperationId, Options, OwnerId, Scope, Token};
 
 const PAGE: &str = include_str!("../docs/format.md");
 
@@ -33,7 +33,7 @@ fn write_example() -> SimDisk {
     let jobs = db.keyspace("jobs", jobs()).unwrap();
     let lease = jobs.lease(b"7/").owner(OwnerId::new(0xA)).acquire().unwrap();
     jobs.put(lease.token(), b"7/a", b"draft").unwrap();
-    jobs.put_op(lease.token(), OpId::new(9), b"7/a", b"done").unwrap();
+    jobs.put_operation(lease.token(), OperationId::new(9), b"7/a", b"done").unwrap();
     lease.release().unwrap();
     db.close().unwrap();
     disk
@@ -73,7 +73,7 @@ fn the_example_opens_and_holds_what_the_page_says() {
     assert_eq!((&*value, value.token().get(), value.lsn().get()), (&b"done"[..], 1, 4));
     assert_eq!(jobs.iter().count(), 1);
     assert_eq!(jobs.mark(b"7/").unwrap().unwrap().get(), 1);
-    let retry = jobs.put_op(Token::new(1).unwrap(), OpId::new(9), b"7/a", b"done");
+    let retry = jobs.put_operation(Token::new(1).unwrap(), OperationId::new(9), b"7/a", b"done");
     assert!(matches!(retry, Err(Error::Duplicate { lsn }) if lsn.get() == 4), "{retry:?}");
     assert_eq!(jobs.lease(b"7/").acquire().unwrap().token().get(), 2);
 }

@@ -7,7 +7,7 @@
 mod dump;
 
 use std::path::Path;
-use tidewall::{Db, Error, KeyspaceOptions, OpId, Scope, Token, Tokens};
+use tidewall::{Db, Error, KeyspaceOptions, OperationId, Scope, Token, Tokens};
 
 #[cfg(feature = "testkit")]
 use tidewall::{Options, OwnerId, storage::SimDisk};
@@ -80,7 +80,7 @@ fn v1_scopes_opens() {
         assert!(matches!(log.put(token(3), b"x", b"late"), Err(Error::Fenced { .. })), "the floor");
         assert_eq!(log.mark(b"").unwrap().unwrap().get(), 4);
         assert_eq!(log.get(b"entry").unwrap().as_deref(), Some(&b"first"[..]));
-        let again = jobs.put_op(token(3), OpId::new(5), b"7/y", b"numbered");
+        let again = jobs.put_operation(token(3), OperationId::new(5), b"7/y", b"numbered");
         assert!(matches!(again, Err(Error::Duplicate { .. })), "{again:?}");
     });
 }
@@ -137,7 +137,7 @@ fn v1_compacted_opens() {
         assert_eq!(jobs.floor(), None, "a lease pins it");
         assert_eq!(jobs.mark(b"7/").unwrap().unwrap().get(), 14, "a mark outlives its values");
         assert!(jobs.get(b"7/gone").unwrap().is_none());
-        let again = jobs.put_op(token(14), OpId::new(5), b"7/gone", b"numbered");
+        let again = jobs.put_operation(token(14), OperationId::new(5), b"7/gone", b"numbered");
         assert!(matches!(again, Err(Error::Duplicate { .. })), "{again:?}");
         let rows = db.keyspace("rows", external()).unwrap();
         assert!(rows.get(b"a").unwrap().is_none());
@@ -198,7 +198,7 @@ fn golden_directories_are_written_once() {
         jobs.put(seven.token(), b"7/x", b"y").unwrap();
         seven.release().unwrap();
         let next = jobs.lease(b"7/").owner(OwnerId::new(3)).acquire().unwrap();
-        jobs.put_op(next.token(), OpId::new(5), b"7/y", b"numbered").unwrap();
+        jobs.put_operation(next.token(), OperationId::new(5), b"7/y", b"numbered").unwrap();
         let all = log.lease(b"").owner(OwnerId::new(4)).acquire().unwrap();
         log.put(all.token(), b"entry", b"first").unwrap();
         log.raise_all(all.token()).unwrap();
@@ -245,7 +245,7 @@ fn golden_directories_are_written_once() {
         let lease = keys.lease(b"kept").owner(OwnerId::new(20)).acquire().unwrap();
         keys.put(lease.token(), b"kept", &ZEROS).unwrap();
         let held = jobs.lease(b"7/").owner(OwnerId::new(21)).acquire().unwrap();
-        jobs.put_op(held.token(), OpId::new(5), b"7/gone", b"numbered").unwrap();
+        jobs.put_operation(held.token(), OperationId::new(5), b"7/gone", b"numbered").unwrap();
         jobs.delete(held.token(), b"7/gone").unwrap();
         db.advance_tokens(token(5_000)).unwrap();
         for n in 0..6u8 {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use tidewall::storage::SimDisk;
 use tidewall::{
-    Clock, Ending, Error, Expect, KeyspaceOptions, ManualClock, OpId, Options, OwnerId, Require, Token,
+    Clock, Ending, Error, Expect, KeyspaceOptions, ManualClock, OperationId, Options, OwnerId, Require, Token,
 };
 
 // Waiting.
@@ -382,14 +382,14 @@ fn a_live_requirement_refuses_a_holder_whose_time_is_over_before_anybody_else_ca
     let put = |token: Token, op: u64, require: Require| {
         let mut batch = store.db.batch();
         batch.put(&store.jobs, token, b"f", b"value").unwrap();
-        batch.op(OpId::new(op)).require(require);
+        batch.operation(OperationId::new(op)).require(require);
         batch.expect(&store.jobs, b"none", Expect::Present).unwrap();
         batch.commit()
     };
     let done = |token: Token, op: u64, require: Require| {
         let mut batch = store.db.batch();
         batch.put(&store.jobs, token, b"f", b"value").unwrap();
-        batch.op(OpId::new(op)).require(require);
+        batch.operation(OperationId::new(op)).require(require);
         batch.commit()
     };
     done(lease.token(), 5, Require::Live).unwrap();
@@ -399,7 +399,7 @@ fn a_live_requirement_refuses_a_holder_whose_time_is_over_before_anybody_else_ca
     let unknown = Token::new(99).unwrap();
     assert!(matches!(put(unknown, 7, Require::Live), Err(Error::UnknownToken { .. })));
     assert!(matches!(put(lease.token(), 6, Require::Live), Err(Error::Duplicate { .. })));
-    assert!(matches!(put(lease.token(), 5, Require::Live), Err(Error::StaleOp { .. })));
+    assert!(matches!(put(lease.token(), 5, Require::Live), Err(Error::StaleOperation { .. })));
     assert!(matches!(put(lease.token(), 7, Require::Live), Err(Error::Expired { .. })));
     assert!(matches!(put(lease.token(), 7, Require::Newest), Err(Error::Conflict { .. })));
     let next = store.jobs.lease(b"f").acquire().unwrap();

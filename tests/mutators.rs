@@ -55,10 +55,10 @@ const NEW: &[u8] = b"new";
 #[rustfmt::skip]
 const TABLE: &[Row] = &[
     row("Keyspace::put", Write, |w, t| w.ks.put(t, KEY, NEW).map(drop)),
-    row("Keyspace::put_op", Write, |w, t| w.ks.put_op(t, op(7), KEY, NEW).map(drop)),
+    row("Keyspace::put_operation", Write, |w, t| w.ks.put_operation(t, op(7), KEY, NEW).map(drop)),
     row("Keyspace::put_if", Write, |w, t| w.ks.put_if(t, KEY, NEW, w.expect()).map(drop)),
     row("Keyspace::delete", Write, |w, t| w.ks.delete(t, KEY).map(drop)),
-    row("Keyspace::delete_op", Write, |w, t| w.ks.delete_op(t, op(7), KEY).map(drop)),
+    row("Keyspace::delete_operation", Write, |w, t| w.ks.delete_operation(t, op(7), KEY).map(drop)),
     row("Keyspace::delete_if", Write, |w, t| w.ks.delete_if(t, KEY, w.expect()).map(drop)),
     row("Keyspace::submit_put", Write, |w, t| w.ks.submit_put(t, KEY, NEW)?.wait().map(drop)),
     row("Keyspace::submit_delete", Write, |w, t| w.ks.submit_delete(t, KEY)?.wait().map(drop)),
@@ -92,7 +92,7 @@ const TABLE: &[Row] = &[
     row("Batch::submit", Write, |w, t| w.mixed(t, |batch| batch.submit()?.wait())),
     row("Batch::try_submit", Write, |w, t| w.mixed(t, |batch| batch.try_submit()?.wait())),
     row("Batch::expect", Read, |w, _| { let mut b = w.db.batch(); b.expect(&w.ks, KEY, Expect::Absent)?; Ok(()) }),
-    row("Batch::op", Read, |w, _| { let mut b = w.db.batch(); b.op(op(1)); Ok(()) }),
+    row("Batch::operation", Read, |w, _| { let mut b = w.db.batch(); b.operation(op(1)); Ok(()) }),
     row("Batch::len", Read, |w, _| { assert_eq!(w.db.batch().len(), 0); Ok(()) }),
     row("Batch::is_empty", Read, |w, _| { assert!(w.db.batch().is_empty()); Ok(()) }),
     row("Db::batch", Read, |w, t| { let mut b = w.db.batch(); b.put(&w.ks, t, KEY, NEW)?; Ok(()) }),

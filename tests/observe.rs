@@ -29,15 +29,21 @@ fn every_refusal_is_counted_by_its_kind() {
     let db = Db::open(&dir).unwrap();
     let rows = db.keyspace("rows", external()).unwrap();
     let jobs = db.keyspace("jobs", KeyspaceOptions::new()).unwrap();
-    rows.put_op(token(5), OpId::new(2), b"a", b"v").unwrap();
+    rows.put_operation(token(5), OperationId::new(2), b"a", b"v").unwrap();
     let before = db.stats();
     assert!(matches!(rows.put(token(4), b"a", b"v"), Err(Error::Fenced { .. })));
     rows.raise_all(token(3)).unwrap();
     assert!(matches!(rows.raise_all(token(2)), Err(Error::Fenced { .. })));
     assert!(matches!(jobs.put(token(9), b"a", b"v"), Err(Error::UnknownToken { .. })));
     assert!(matches!(rows.put_if(token(5), b"a", b"v", Expect::Absent), Err(Error::Conflict { .. })));
-    assert!(matches!(rows.put_op(token(5), OpId::new(2), b"a", b"v"), Err(Error::Duplicate { .. })));
-    assert!(matches!(rows.put_op(token(5), OpId::new(1), b"a", b"v"), Err(Error::StaleOp { .. })));
+    assert!(matches!(
+        rows.put_operation(token(5), OperationId::new(2), b"a", b"v"),
+        Err(Error::Duplicate { .. })
+    ));
+    assert!(matches!(
+        rows.put_operation(token(5), OperationId::new(1), b"a", b"v"),
+        Err(Error::StaleOperation { .. })
+    ));
     let after = db.stats();
     let counts =
         [after.fenced, after.unknown_tokens, after.conflicts, after.duplicates, after.other_refusals];

@@ -7,8 +7,8 @@ use std::time::Duration;
 use support::shown::open;
 use tidewall::storage::{CallKind, Crash, Fault, SimDisk};
 use tidewall::{
-    Db, Error, Expect, Found, Keyspace, KeyspaceOptions, LastOp, ManualClock, OpId, Options, Restore, Scope,
-    Token, Tokens,
+    Db, Error, Expect, Found, Keyspace, KeyspaceOptions, LastOperation, ManualClock, OperationId, Options,
+    Restore, Scope, Token, Tokens,
 };
 
 fn start(disk: &SimDisk, seed: u64) -> Db {
@@ -242,18 +242,18 @@ fn a_grant_carried_behind_its_holders_writes_is_not_newer() {
     let rows = external(&db);
     let held = jobs.lease(b"a/").acquire().unwrap();
     for n in 1..10u64 {
-        jobs.put_op(held.token(), OpId::new(n), b"a/1", &[7; 2000]).unwrap();
+        jobs.put_operation(held.token(), OperationId::new(n), b"a/1", &[7; 2000]).unwrap();
     }
     // In a segment of its own, which is needed as it is.
     for n in 0..20u8 {
         rows.put(token(5), &[n], &[1; 1800]).unwrap();
         if n == 10 {
-            jobs.put_op(held.token(), OpId::new(10), b"a/2", b"last").unwrap();
+            jobs.put_operation(held.token(), OperationId::new(10), b"a/2", b"last").unwrap();
         }
     }
     assert!(db.compact().unwrap().segments > 0);
     let (_db, jobs) = begin_with_grace(&disk.crash(Crash::None, 0), &clock, 2);
-    let again = jobs.put_op(held.token(), OpId::new(10), b"a/2", b"last");
+    let again = jobs.put_operation(held.token(), OperationId::new(10), b"a/2", b"last");
     assert!(matches!(again, Err(Error::Duplicate { .. })), "{again:?}");
 }
 
@@ -350,7 +350,7 @@ fn what_folding_forgot_stays_unknown_under_a_floor_raised_on_purpose() {
     let db = start(&disk, 1);
     let jobs = db.keyspace("jobs", KeyspaceOptions::new()).unwrap();
     let old = jobs.lease(b"a").acquire().unwrap();
-    jobs.put_op(old.token(), OpId::new(3), b"a", b"value").unwrap();
+    jobs.put_operation(old.token(), OperationId::new(3), b"a", b"value").unwrap();
     jobs.delete(old.token(), b"a").unwrap();
     let late = old.token();
     old.release().unwrap();
@@ -361,8 +361,10 @@ fn what_folding_forgot_stays_unknown_under_a_floor_raised_on_purpose() {
     jobs.raise_all(other.token()).unwrap();
     let new = jobs.lease(b"a").acquire().unwrap();
     let is_unknown = |jobs: &Keyspace| {
-        let Err(Error::Fenced { last_op, mark, .. }) = jobs.put(late, b"a", b"late") else { return false };
-        last_op == LastOp::Unknown && mark.get() == new.token().get()
+        let Err(Error::Fenced { last_operation, mark, .. }) = jobs.put(late, b"a", b"late") else {
+            return false;
+        };
+        last_operation == LastOperation::Unknown && mark.get() == new.token().get()
     };
     assert!(is_unknown(&jobs));
     db.compact().unwrap();
@@ -418,15 +420,15 @@ fn a_deleted_key_that_is_held_again_knows_what_was_committed() {
     let db = start(&SimDisk::new(), 1);
     let jobs = db.keyspace("jobs", KeyspaceOptions::new()).unwrap();
     let old = jobs.lease(b"a").acquire().unwrap();
-    jobs.put_op(old.token(), OpId::new(3), b"a", b"value").unwrap();
+    jobs.put_operation(old.token(), OperationId::new(3), b"a", b"value").unwrap();
     jobs.delete(old.token(), b"a").unwrap();
     let late = old.token();
     old.release().unwrap();
     let _new = jobs.lease(b"a").acquire().unwrap();
     db.compact().unwrap();
     let told = jobs.put(late, b"a", b"late");
-    let Err(Error::Fenced { last_op, .. }) = told else { panic!("{told:?}") };
-    assert_eq!(last_op, LastOp::Committed(OpId::new(3)));
+    let Err(Error::Fenced { last_operation, .. }) = told else { panic!("{told:?}") };
+    assert_eq!(last_operation, LastOperation::Committed(OperationId::new(3)));
 }
 
 fn begin_with_grace(disk: &SimDisk, clock: &ManualClock, seed: u64) -> (Db, Keyspace) {
@@ -445,7 +447,7 @@ fn a_holder_who_numbers_its_writes_is_kept_its_fence() {
     let (db, jobs) = begin_with_grace(&disk, &clock, 1);
     let held = jobs.lease(b"a/").acquire().unwrap();
     for n in 1..40u64 {
-        jobs.put_op(held.token(), OpId::new(n), b"a/1", &[7; 2000]).unwrap();
+        jobs.put_operation(held.token(), OperationId::new(n), b"a/1", &[7; 2000]).unwrap();
     }
     db.compact().unwrap();
     let (_db, jobs) = begin_with_grace(&disk.crash(Crash::None, 0), &clock, 2);
@@ -465,7 +467,7 @@ fn a_release_outlives_the_grant_it_ends() {
         jobs.put(lease.token(), &[b'a', b'/', n], &[n; 2000]).unwrap();
     }
     for n in 1..20u64 {
-        jobs.put_op(lease.token(), OpId::new(n), b"a/key", &[7; 2000]).unwrap();
+        jobs.put_operation(lease.token(), OperationId::new(n), b"a/key", &[7; 2000]).unwrap();
     }
     let token = lease.token();
     lease.release().unwrap();
@@ -487,7 +489,7 @@ fn an_older_state_under_a_folded_floor_is_not_believed() {
     let jobs = |db: &Db| db.keyspace("jobs", KeyspaceOptions::new().scope(Scope::Prefix(b'/'))).unwrap();
     let write = |op| {
         let lease = jobs(&db).lease(b"a/").acquire().unwrap();
-        jobs(&db).put_op(lease.token(), OpId::new(op), b"a/1", b"value").unwrap();
+        jobs(&db).put_operation(lease.token(), OperationId::new(op), b"a/1", b"value").unwrap();
         jobs(&db).delete(lease.token(), b"a/1").unwrap();
         lease.release().unwrap();
     };

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use store::{Sim, op, token};
 use tidewall::storage::{Crash, SimDisk};
-use tidewall::{Db, Error, FaultKind, KeyspaceOptions, OpId, Salvage, Salvaged, Tokens, Verify, salvage};
+use tidewall::{
+    Db, Error, FaultKind, KeyspaceOptions, OperationId, Salvage, Salvaged, Tokens, Verify, salvage,
+};
 
 const NEW: &str = "new";
 
@@ -223,11 +225,11 @@ fn marks_and_last_operations_of_external_keyspaces_are_kept() {
     let rows = rows(&db);
     let spaces = KeyspaceOptions::new().tokens(Tokens::External).scope(tidewall::Scope::Prefix(b'/'));
     let spaces_of = |db: &Db| db.keyspace("spaces", spaces).unwrap();
-    rows.put_op(token(50), op(3), b"a", b"1").unwrap();
+    rows.put_operation(token(50), op(3), b"a", b"1").unwrap();
     rows.raise(token(60), b"a").unwrap();
     rows.put(token(70), b"b", b"2").unwrap();
     rows.delete(token(71), b"b").unwrap();
-    spaces_of(&db).put_op(token(40), op(8), b"x/1", b"3").unwrap();
+    spaces_of(&db).put_operation(token(40), op(8), b"x/1", b"3").unwrap();
     spaces_of(&db).put(token(40), b"x/2", b"4").unwrap();
     spaces_of(&db).raise_all(token(30)).unwrap();
     db.close().unwrap();
@@ -252,10 +254,10 @@ fn marks_and_last_operations_of_external_keyspaces_are_kept() {
     assert_err!(rows.put(token(59), b"a", b"late"), Error::Fenced { .. });
     assert_err!(rows.put(token(70), b"b", b"late"), Error::Fenced { .. });
     assert_err!(spaces.put(token(39), b"x/3", b"late"), Error::Fenced { .. });
-    assert_err!(spaces.put_op(token(40), op(8), b"x/1", b"3"), Error::Duplicate { .. });
+    assert_err!(spaces.put_operation(token(40), op(8), b"x/1", b"3"), Error::Duplicate { .. });
     let before = rows.put(token(50), b"a", b"late").unwrap_err();
     assert!(
-        matches!(before, Error::Fenced { last_op: tidewall::LastOp::Committed(last), .. } if last == OpId::new(3))
+        matches!(before, Error::Fenced { last_operation: tidewall::LastOperation::Committed(last), .. } if last == OperationId::new(3))
     );
     rows.put(token(60), b"a", b"go on").unwrap();
     new.close().unwrap();

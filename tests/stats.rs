@@ -13,8 +13,11 @@ fn writes_and_recognised_retries_are_counted() -> Result<()> {
     let lease = jobs.lease(b"a").acquire()?;
     let token = lease.token();
     let before = db.stats();
-    jobs.put_op(token, OpId::new(1), b"a", b"1")?;
-    assert!(matches!(jobs.put_op(token, OpId::new(1), b"a", b"1"), Err(Error::Duplicate { .. })));
+    jobs.put_operation(token, OperationId::new(1), b"a", b"1")?;
+    assert!(matches!(
+        jobs.put_operation(token, OperationId::new(1), b"a", b"1"),
+        Err(Error::Duplicate { .. })
+    ));
     let mut batch = db.batch();
     batch.put(&jobs, token, b"a", b"2")?;
     batch.commit()?;

@@ -6,7 +6,7 @@ use crate::Result;
 use std::fmt;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
-use tidewall::{OpId, OwnerId, Token};
+use tidewall::{OperationId, OwnerId, Token};
 
 /// The number of a job: its place in the list of files.
 pub type JobId = usize;
@@ -32,7 +32,7 @@ pub enum Ask {
         worker: WorkerId,
         job: JobId,
         token: Token,
-        op: OpId,
+        operation: OperationId,
         size: u64,
         sha256: String,
     },
@@ -78,8 +78,8 @@ impl fmt::Display for Ask {
                 };
                 write!(f, "renew {worker} {owner} {job} {token} {stage}")
             }
-            Ask::Result { worker, job, token, op, size, sha256 } => {
-                write!(f, "result {worker} {job} {token} {op} {size} {sha256}")
+            Ask::Result { worker, job, token, operation, size, sha256 } => {
+                write!(f, "result {worker} {job} {token} {operation} {size} {sha256}")
             }
         }
     }
@@ -115,11 +115,12 @@ impl Ask {
                     _ => return Err(format!("not a stage: {stage:?}").into()),
                 },
             },
-            ["result", worker, job, token, op, size, sha256] => Ask::Result {
+            ["result", worker, job, token, operation, size, sha256] => Ask::Result {
                 worker: worker.parse()?,
                 job: job.parse()?,
                 token: Token::new(token.parse()?)?,
-                op: OpId::try_new(op.parse()?).ok_or("an operation is numbered from 1")?,
+                operation: OperationId::try_new(operation.parse()?)
+                    .ok_or("an operation is numbered from 1")?,
                 size: size.parse()?,
                 sha256: sha256.to_owned(),
             },

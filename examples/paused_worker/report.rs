@@ -54,7 +54,9 @@ pub fn timeline(outcome: &Outcome, files: &[PathBuf]) {
             What::Committed => format!("token {token} committed"),
             What::AnswerLost => format!("the answer to worker {worker} is lost"),
             What::Recognised => format!("token {token} committed before: recognised"),
-            What::Fenced { mark, last_op } => format!("token {token} fenced: mark is {mark} ({last_op})"),
+            What::Fenced { mark, last_operation } => {
+                format!("token {token} fenced: mark is {mark} ({last_operation})")
+            }
         };
         println!("{:>10.1}  {line}", at.as_secs_f64() * 1e3);
     }

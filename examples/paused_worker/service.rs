@@ -15,7 +15,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tidewall::{Db, Error, Keyspace, KeyspaceOptions, LastOp, Lease, OpId, OwnerId, Scope, Token};
+use tidewall::{
+    Db, Error, Keyspace, KeyspaceOptions, LastOperation, Lease, OperationId, OwnerId, Scope, Token,
+};
 
 pub struct Service {
     jobs: Keyspace,
@@ -61,7 +63,7 @@ pub enum What {
     Recognised,
     Fenced {
         mark: u64,
-        last_op: LastOp,
+        last_operation: LastOperation,
     },
 }
 
@@ -103,9 +105,9 @@ impl Service {
                 Ask::Renew { worker, owner, job, token, stage } => {
                     self.renew(worker, owner, job, token, stage)?
                 }
-                Ask::Result { worker, job, token, op, size, sha256 } => {
+                Ask::Result { worker, job, token, operation, size, sha256 } => {
                     let value = format!("worker {worker} token {token} size {size} sha256 {sha256}");
-                    let answer = self.result(worker, job, token, op, value.as_bytes())?;
+                    let answer = self.result(worker, job, token, operation, value.as_bytes())?;
                     let lost = answer == Answer::Committed && self.chaos.loses_answer(job);
                     if lost {
                         self.note(job, token, worker, What::AnswerLost);
@@ -125,18 +127,27 @@ impl Service {
     }
 
     /// Writes a result under the token of its worker, whoever holds the job by now.
-    fn result(&self, worker: WorkerId, job: JobId, token: Token, op: OpId, value: &[u8]) -> Result<Answer> {
+    fn result(
+        &self,
+        worker: WorkerId,
+        job: JobId,
+        token: Token,
+        operation: OperationId,
+        value: &[u8],
+    ) -> Result<Answer> {
         // The store compares the token with the mark of `job` where it writes, in one step. A worker that
         // was paused while its job went to somebody else comes back here, with a token below the mark.
-        let (what, answer) = match self.jobs.put_op(token, op, &result_key(job), value) {
+        let (what, answer) = match self.jobs.put_operation(token, operation, &result_key(job), value) {
             Ok(_) => (What::Committed, Answer::Committed),
             // A retry of what was committed, before or after somebody else got the job: it is done.
             Err(Error::Duplicate { .. }) => (What::Recognised, Answer::Duplicate),
-            Err(Error::Fenced { last_op: LastOp::Committed(last), .. }) if last == op => {
+            Err(Error::Fenced { last_operation: LastOperation::Committed(last), .. })
+                if last == operation =>
+            {
                 (What::Recognised, Answer::Duplicate)
             }
-            Err(Error::Fenced { mark, last_op, .. }) => {
-                (What::Fenced { mark: mark.get(), last_op }, Answer::Fenced { mark: mark.get() })
+            Err(Error::Fenced { mark, last_operation, .. }) => {
+                (What::Fenced { mark: mark.get(), last_operation }, Answer::Fenced { mark: mark.get() })
             }
             Err(other) => return Err(other.into()),
         };

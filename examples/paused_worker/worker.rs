@@ -14,12 +14,12 @@ use std::path::Path;
 use std::process;
 use std::thread;
 use std::time::{Duration, Instant};
-use tidewall::{OpId, OwnerId, Token};
+use tidewall::{OperationId, OwnerId, Token};
 
 const CHUNK_BYTES: usize = 64 << 10;
 const WAIT: Duration = Duration::from_millis(5);
 /// A job has one result, so one operation number will do: a retry is the same operation again.
-const RESULT: OpId = OpId::new(1);
+const RESULT: OperationId = OperationId::new(1);
 
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct WorkerArgs {
@@ -46,7 +46,14 @@ pub fn run(args: WorkerArgs) -> Result<()> {
             Answer::Job { job, token, path } => {
                 if let Some((size, sha256)) = link.hash(job, token, Path::new(&path))? {
                     // Committed, recognised or fenced: in each case this worker is through with the job.
-                    link.ask(&Ask::Result { worker: args.worker, job, token, op: RESULT, size, sha256 })?;
+                    link.ask(&Ask::Result {
+                        worker: args.worker,
+                        job,
+                        token,
+                        operation: RESULT,
+                        size,
+                        sha256,
+                    })?;
                 }
             }
             Answer::Wait => thread::sleep(WAIT),

@@ -89,7 +89,7 @@ pub struct Model {
 
 /// What is known of the last operation under a token that is fenced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LastOp {
+pub enum LastOperation {
     Committed(u8),
     Nothing,
     Unknown,
@@ -105,14 +105,14 @@ pub enum Answer {
     Granted(u8),
     Fenced {
         mark: u8,
-        last_op: LastOp,
+        last_operation: LastOperation,
     },
     UnknownToken,
     NeedsFloor,
     Duplicate {
         lsn: u8,
     },
-    StaleOp {
+    StaleOperation {
         last: u8,
     },
     Held,
@@ -199,7 +199,7 @@ impl Model {
             Intent::Write { op } if op != 0 && own.mark == token && own.op != 0 && op <= own.op => {
                 Some(match op == own.op {
                     true => Answer::Duplicate { lsn: own.op_lsn },
-                    false => Answer::StaleOp { last: own.op },
+                    false => Answer::StaleOperation { last: own.op },
                 })
             }
             _ => None,
@@ -207,22 +207,25 @@ impl Model {
     }
 
     pub fn fenced(&self, marks: &Marks, fence: usize, token: u8) -> Answer {
-        Answer::Fenced { mark: self.mark(marks, fence), last_op: self.last_op(marks, fence, token) }
+        Answer::Fenced {
+            mark: self.mark(marks, fence),
+            last_operation: self.last_operation(marks, fence, token),
+        }
     }
 
-    fn last_op(&self, marks: &Marks, fence: usize, token: u8) -> LastOp {
+    fn last_operation(&self, marks: &Marks, fence: usize, token: u8) -> LastOperation {
         let (own, space) = (&marks.own[fence], self.space(fence));
         let (raised, folded) = self.floors(marks, space);
         // What a folded mark knew went with it, and a higher floor does not bring it back.
         let is_forgotten = !(self.is(Mistake::RaisedFloorHidesFolding) && raised > folded);
         match token {
-            _ if token <= folded && is_forgotten => LastOp::Unknown,
-            _ if own.mark == 0 => LastOp::Unknown,
-            _ if token == own.mark && own.op == 0 => LastOp::Nothing,
-            _ if token == own.mark => LastOp::Committed(own.op),
-            _ if token == own.was => LastOp::Committed(own.was_op),
-            _ if token < own.was => LastOp::Unknown,
-            _ => LastOp::Nothing,
+            _ if token <= folded && is_forgotten => LastOperation::Unknown,
+            _ if own.mark == 0 => LastOperation::Unknown,
+            _ if token == own.mark && own.op == 0 => LastOperation::Nothing,
+            _ if token == own.mark => LastOperation::Committed(own.op),
+            _ if token == own.was => LastOperation::Committed(own.was_op),
+            _ if token < own.was => LastOperation::Unknown,
+            _ => LastOperation::Nothing,
         }
     }
 

@@ -4,7 +4,7 @@ use crate::actions::{Step, went};
 use crate::mistakes::{
     BEHIND_GRANT, BELOW_SEEN, LATE_WRITE, LIE, LOST_TOKEN, Mistake, OP_TWICE, STRANGE_TOKEN, Violation,
 };
-use crate::rules::{Answer, Intent, LastOp, Model, Source};
+use crate::rules::{Answer, Intent, LastOperation, Model, Source};
 use crate::state::{CARRIED, HANDED, Kind, LOST, Own, State};
 
 impl Model {
@@ -50,10 +50,10 @@ impl Model {
         let committed = s.committed(fence, token);
         let is_true = match (answer, intent) {
             _ if s.restored => true,
-            (Answer::Fenced { last_op: LastOp::Committed(op), .. }, _) => op == committed,
-            (Answer::Fenced { last_op: LastOp::Nothing, .. }, _) => committed == 0,
+            (Answer::Fenced { last_operation: LastOperation::Committed(op), .. }, _) => op == committed,
+            (Answer::Fenced { last_operation: LastOperation::Nothing, .. }, _) => committed == 0,
             (Answer::Duplicate { .. }, Intent::Write { op }) => op <= committed,
-            (Answer::StaleOp { last }, _) => last == committed,
+            (Answer::StaleOperation { last }, _) => last == committed,
             _ => true,
         };
         match is_true {
@@ -117,7 +117,10 @@ impl Model {
             return Ok(None);
         }
         if token < raised || token <= folded {
-            return went(*s, Answer::Fenced { mark: raised.max(folded), last_op: LastOp::Unknown });
+            return went(
+                *s,
+                Answer::Fenced { mark: raised.max(folded), last_operation: LastOperation::Unknown },
+            );
         }
         if self.source(space) == Source::Store && token > s.counter {
             return went(*s, Answer::UnknownToken);

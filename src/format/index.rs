@@ -51,7 +51,7 @@ pub(crate) struct IndexedKeyspace {
     /// The highest token admitted.
     pub highest: u64,
     pub names_fences: bool,
-    pub numbers_ops: bool,
+    pub numbers_operations: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -93,7 +93,7 @@ impl IndexHead {
             out.extend_from_slice(&keyspace.value.encode());
             let [raised, folded] = keyspace.floors;
             put(&mut out, &[raised.0, raised.1.get(), folded.0, folded.1.get(), keyspace.highest]);
-            out.push(u8::from(keyspace.names_fences) | u8::from(keyspace.numbers_ops) << 1);
+            out.push(u8::from(keyspace.names_fences) | u8::from(keyspace.numbers_operations) << 1);
         }
         put_count(&mut out, self.grants.len());
         for grant in &self.grants {
@@ -166,8 +166,8 @@ impl IndexHead {
             let floors = [floor()?, floor()?];
             let highest = at.u64()?;
             let flags = at.u8()?;
-            let (names_fences, numbers_ops) = (flags & 1 != 0, flags & 2 != 0);
-            Some(IndexedKeyspace { id, name, value, floors, highest, names_fences, numbers_ops })
+            let (names_fences, numbers_operations) = (flags & 1 != 0, flags & 2 != 0);
+            Some(IndexedKeyspace { id, name, value, floors, highest, names_fences, numbers_operations })
         })?;
         let grants = list(&mut at, |at| {
             let keyspace = KeyspaceId(at.u16()?);
@@ -231,7 +231,7 @@ mod tests {
                 floors: [(3, Lsn::new(8)), (0, Lsn::ZERO)],
                 highest: 17,
                 names_fences: true,
-                numbers_ops: false,
+                numbers_operations: false,
             }],
             grants: vec![IndexedGrant {
                 keyspace: KeyspaceId(1),

@@ -2,7 +2,7 @@
 
 use super::salt::Salt;
 use crate::op::{Kind, Links, Op};
-use crate::types::{KeyspaceId, Location, Lsn, MAX_KEY_BYTES, OpId, SegmentId};
+use crate::types::{KeyspaceId, Location, Lsn, MAX_KEY_BYTES, OperationId, SegmentId};
 use std::ops::Range;
 
 /// Values above this have a checksum of their own, so that reading a mark or a key never means
@@ -173,17 +173,17 @@ impl Head {
 }
 
 /// The last operation, the predecessor's, and the own lsn of a moved op.
-type Rest = (Option<(OpId, Lsn)>, Option<(u64, OpId)>, Option<Lsn>);
+type Rest = (Option<(OperationId, Lsn)>, Option<(u64, OperationId)>, Option<Lsn>);
 
 fn read_rest(at: &mut Reader<'_>, flags: u8) -> Result<Rest, BadOp> {
     let mut rest = (None, None, None);
     if flags & flag::LAST != 0 {
-        let op = OpId::try_new(at.varint().ok_or(SHORT)?).ok_or(BadOp("operation 0"))?;
+        let op = OperationId::try_new(at.varint().ok_or(SHORT)?).ok_or(BadOp("operation 0"))?;
         rest.0 = Some((op, Lsn::new(at.varint().ok_or(SHORT)?)));
     }
     if flags & flag::PREDECESSOR != 0 {
         let token = at.varint().ok_or(SHORT)?;
-        let op = OpId::try_new(at.varint().ok_or(SHORT)?).ok_or(BadOp("operation 0"))?;
+        let op = OperationId::try_new(at.varint().ok_or(SHORT)?).ok_or(BadOp("operation 0"))?;
         rest.1 = Some((token, op));
     }
     if flags & flag::MOVED != 0 {
@@ -404,8 +404,8 @@ mod tests {
         let full = Links {
             previous: Some(far),
             fence: Some(Some(near)),
-            last: Some((OpId::new(9), Lsn::new(70))),
-            predecessor: Some((40, OpId::new(u64::MAX))),
+            last: Some((OperationId::new(9), Lsn::new(70))),
+            predecessor: Some((40, OperationId::new(u64::MAX))),
             moved: Some(Lsn::new(50)),
         };
         vec![

@@ -8,7 +8,7 @@ use crate::format::salt::Salt;
 use crate::format::{FRAME_ALIGN, HEADER_BYTES};
 use crate::log::scan::{Scanned, Start, Table, scan};
 use crate::op::{Kind, Links, Op};
-use crate::types::{KeyspaceId, Location, Lsn, OpId, SegmentId};
+use crate::types::{KeyspaceId, Location, Lsn, OperationId, SegmentId};
 
 const SEGMENT: SegmentId = SegmentId(3);
 const FIRST: Lsn = Lsn::new(1 << 33);
@@ -42,7 +42,7 @@ pub struct AnyOp {
 impl AnyOp {
     fn links(&self) -> Links {
         let at = |(segment, offset)| Location { segment: SegmentId(segment), offset };
-        let number = |op: u64| OpId::new(op | 1);
+        let number = |op: u64| OperationId::new(op | 1);
         Links {
             previous: self.previous.map(at),
             fence: self.fence.map(|before| before.map(at)),

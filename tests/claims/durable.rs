@@ -96,8 +96,8 @@ fn d4_a_refusal_stands_on_what_survives_a_power_cut() {
         (|_, ks| ks.put(token(4), b"a", b"x").unwrap_err(), "Fenced"),
         (|_, ks| ks.raise(token(4), b"a").unwrap_err(), "Fenced"),
         (|_, ks| ks.put_if(token(5), b"a", b"x", Expect::Absent).unwrap_err(), "Conflict"),
-        (|_, ks| ks.put_op(token(5), op(7), b"a", b"x").unwrap_err(), "Duplicate"),
-        (|_, ks| ks.delete_op(token(5), op(6), b"a").unwrap_err(), "StaleOp"),
+        (|_, ks| ks.put_operation(token(5), op(7), b"a", b"x").unwrap_err(), "Duplicate"),
+        (|_, ks| ks.delete_operation(token(5), op(6), b"a").unwrap_err(), "StaleOperation"),
         (|_, ks| ks.put(token(500), b"b", b"x").unwrap_err(), "TokenJump"),
     ];
     for (refused, name) in refusals {
@@ -106,7 +106,7 @@ fn d4_a_refusal_stands_on_what_survives_a_power_cut() {
         let db = sim.open();
         let ks = db.keyspace("k", options).unwrap();
         let mut batch = db.batch();
-        batch.put(&ks, token(5), b"a", b"1").unwrap().op(op(7));
+        batch.put(&ks, token(5), b"a", b"1").unwrap().operation(op(7));
         let submitted = batch.submit().unwrap();
         let error = refused(&db, &ks);
         assert!(format!("{error:?}").starts_with(name), "{error:?}");

@@ -219,7 +219,7 @@ fn a_fenced_writer_is_told_the_fence_both_numbers_and_what_to_do() {
     let sim = Sim::new();
     let db = sim.open();
     let rows = external(&db);
-    rows.put_op(token(41), op(3), b"a\n", b"x").unwrap();
+    rows.put_operation(token(41), op(3), b"a\n", b"x").unwrap();
     rows.raise(token(42), b"a\n").unwrap();
     let error = rows.put(token(41), b"a\n", b"late").unwrap_err();
     assert_eq!(
@@ -301,26 +301,34 @@ fn last_op_is_committed_nothing_or_unknown_and_known_one_hand_over_later() {
     let mut sim = Sim::new();
     let (_db, ks) = store_keys(&sim, Scope::Key);
     let take = |ks: &Keyspace| ks.lease(b"a").acquire().unwrap().token();
-    let last_op = |ks: &Keyspace, token| match ks.put(token, b"a", b"late") {
-        Err(Error::Fenced { last_op, .. }) => last_op,
+    let last_operation = |ks: &Keyspace, token| match ks.put(token, b"a", b"late") {
+        Err(Error::Fenced { last_operation, .. }) => last_operation,
         other => panic!("{other:?}"),
     };
     let a = take(&ks);
-    ks.put_op(a, op(7), b"a", b"x").unwrap();
+    ks.put_operation(a, op(7), b"a", b"x").unwrap();
     ks.put(a, b"a", b"without a number").unwrap();
     let b = take(&ks);
-    assert_eq!(last_op(&ks, a), LastOp::Committed(op(7)));
+    assert_eq!(last_operation(&ks, a), LastOperation::Committed(op(7)));
     let c = take(&ks);
     // b wrote nothing, so it displaced nothing.
-    assert_eq!((last_op(&ks, a), last_op(&ks, b)), (LastOp::Committed(op(7)), LastOp::Nothing));
+    assert_eq!(
+        (last_operation(&ks, a), last_operation(&ks, b)),
+        (LastOperation::Committed(op(7)), LastOperation::Nothing)
+    );
     let lease = ks.lease(b"a").acquire().unwrap();
     assert_eq!(lease.predecessor(), Some((a, op(7))));
     let d = lease.token();
-    ks.put_op(d, op(1), b"a", b"y").unwrap();
+    ks.put_operation(d, op(1), b"a", b"y").unwrap();
     lease.release().unwrap();
     let e = take(&ks);
-    let answers = |ks: &Keyspace| [a, b, c, d].map(|token| last_op(ks, token));
-    let expected = [LastOp::Unknown, LastOp::Unknown, LastOp::Unknown, LastOp::Committed(op(1))];
+    let answers = |ks: &Keyspace| [a, b, c, d].map(|token| last_operation(ks, token));
+    let expected = [
+        LastOperation::Unknown,
+        LastOperation::Unknown,
+        LastOperation::Unknown,
+        LastOperation::Committed(op(1)),
+    ];
     assert_eq!(answers(&ks), expected);
     ks.raise(e, b"a").unwrap();
     ks.delete(e, b"a").unwrap();
@@ -336,21 +344,21 @@ fn a_retry_is_recognised_also_after_a_power_cut() {
         let mut sim = Sim::new();
         let (db, ks) = store_keys(&sim, scope);
         let t = ks.lease(b"a/x").acquire().unwrap().token();
-        let first = ks.put_op(t, op(5), b"a/x", b"1").unwrap();
+        let first = ks.put_operation(t, op(5), b"a/x", b"1").unwrap();
         ks.put(t, b"a/x", b"between").unwrap();
         drop((db, ks));
         let db = sim.power_cut();
         let ks = db.keyspace("k", KeyspaceOptions::new().scope(scope)).unwrap();
-        assert_err!(ks.put_op(t, op(5), b"a/x", b"1"), Error::Duplicate { lsn } if lsn == first);
-        assert_err!(ks.delete_op(t, op(5), b"a/x"), Error::Duplicate { .. });
-        assert_err!(ks.put_op(t, op(4), b"a/x", b"1"), Error::StaleOp { last, .. } if last == op(5));
+        assert_err!(ks.put_operation(t, op(5), b"a/x", b"1"), Error::Duplicate { lsn } if lsn == first);
+        assert_err!(ks.delete_operation(t, op(5), b"a/x"), Error::Duplicate { .. });
+        assert_err!(ks.put_operation(t, op(4), b"a/x", b"1"), Error::StaleOperation { last, .. } if last == op(5));
         assert_eq!(text(ks.get(b"a/x").unwrap()).as_deref(), Some("between"));
         assert_eq!((db.stats().duplicates, db.stats().refused), (2, 3));
-        ks.delete_op(t, op(6), b"a/x").unwrap();
-        assert_err!(ks.delete_op(t, op(6), b"a/x"), Error::Duplicate { .. });
+        ks.delete_operation(t, op(6), b"a/x").unwrap();
+        assert_err!(ks.delete_operation(t, op(6), b"a/x"), Error::Duplicate { .. });
         // Numbers are per token: a new one starts again.
         let new = ks.lease(b"a/x").acquire().unwrap().token();
-        ks.put_op(new, op(1), b"a/x", b"2").unwrap();
+        ks.put_operation(new, op(1), b"a/x", b"2").unwrap();
     }
 }
 
@@ -363,7 +371,7 @@ fn a_batch_that_was_refused_or_whose_answer_was_lost_is_committed_again() {
     let rows = external(&db);
     let mut batch = db.batch();
     batch.put(&rows, token(5), b"a", b"1").unwrap().put(&rows, token(5), b"b", b"2").unwrap();
-    batch.expect(&rows, b"c", Expect::Present).unwrap().op(op(7));
+    batch.expect(&rows, b"c", Expect::Present).unwrap().operation(op(7));
     assert_err!(batch.commit(), Error::Conflict { .. });
     rows.submit_put(token(5), b"c", &[0; 9000]).map(drop).unwrap();
     assert_err!(batch.try_submit(), Error::Busy { .. });
@@ -383,15 +391,20 @@ fn checks_are_made_in_their_order() {
     let (db, ks) = store_keys(&sim, Scope::Key);
     let t = ks.lease(b"a").acquire().unwrap().token();
     let current = ks.lease(b"b").acquire().unwrap().token();
-    ks.put_op(t, op(5), b"a", b"1").unwrap();
+    ks.put_operation(t, op(5), b"a", b"1").unwrap();
     let commit = |token, number, key: &[u8]| {
         let mut batch = db.batch();
-        batch.put(&ks, token, key, b"2").unwrap().expect(&ks, b"a", Expect::Absent).unwrap().op(op(number));
+        batch
+            .put(&ks, token, key, b"2")
+            .unwrap()
+            .expect(&ks, b"a", Expect::Absent)
+            .unwrap()
+            .operation(op(number));
         batch.commit()
     };
     assert_err!(commit(current, 5, b"a"), Error::UnknownToken { .. });
     assert_err!(commit(t, 5, b"a"), Error::Duplicate { .. });
-    assert_err!(commit(t, 4, b"a"), Error::StaleOp { .. });
+    assert_err!(commit(t, 4, b"a"), Error::StaleOperation { .. });
     assert_err!(commit(t, 6, b"a"), Error::Conflict { found: Found::Present(_), .. });
     ks.raise(current, b"a").unwrap();
     for number in 4..7 {
@@ -399,7 +412,7 @@ fn checks_are_made_in_their_order() {
     }
     // A refusal uses up no number.
     let mut batch = db.batch();
-    batch.put(&ks, current, b"a", b"2").unwrap().op(op(1));
+    batch.put(&ks, current, b"a", b"2").unwrap().operation(op(1));
     batch.commit().unwrap();
 }
 
@@ -413,7 +426,7 @@ fn a_number_of_a_batch_stands_with_every_fence_it_writes() {
         for key in keys {
             batch.put(&rows, token(1), key, b"x").unwrap();
         }
-        batch.op(op(number));
+        batch.operation(op(number));
         batch.commit()
     };
     let lsn = commit(5, &[b"a", b"b"]).unwrap();
@@ -422,12 +435,12 @@ fn a_number_of_a_batch_stands_with_every_fence_it_writes() {
     assert_err!(commit(5, &[b"a", b"b", b"c"]), Error::InvalidArgument(_));
     assert_err!(commit(5, &[b"c", b"a"]), Error::InvalidArgument(_));
     commit(7, &[b"b"]).unwrap();
-    assert_err!(commit(6, &[b"a", b"b"]), Error::StaleOp { last, .. } if last == op(7));
-    assert_err!(commit(5, &[b"a", b"b"]), Error::StaleOp { .. });
+    assert_err!(commit(6, &[b"a", b"b"]), Error::StaleOperation { last, .. } if last == op(7));
+    assert_err!(commit(5, &[b"a", b"b"]), Error::StaleOperation { .. });
     assert_err!(commit(7, &[b"a", b"b"]), Error::InvalidArgument(_));
     assert_eq!(rows.get(b"c").unwrap(), None);
     commit(8, &[b"a", b"b", b"c"]).unwrap();
-    assert_err!(rows.put_op(token(1), op(8), b"c", b""), Error::Duplicate { .. });
+    assert_err!(rows.put_operation(token(1), op(8), b"c", b""), Error::Duplicate { .. });
 }
 
 #[test]

@@ -313,7 +313,7 @@ fn reopening_ends_every_lease_and_keeps_every_mark() {
     let db = sim.open();
     let ks = keys(&db);
     let lease = ks.lease(b"a").owner(OwnerId::new(1)).ttl(Ttl::INFINITE).acquire().unwrap();
-    ks.put_op(lease.token(), op(1), b"a", b"x").unwrap();
+    ks.put_operation(lease.token(), op(1), b"a", b"x").unwrap();
     let db = sim.power_cut();
     let ks = keys(&db);
     // Without an end and never released: it stays in the list of holders, and is over all the same.

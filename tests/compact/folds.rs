@@ -4,7 +4,7 @@ use crate::store::{Sim, secs, token};
 use crate::{churn, external, floor_of, keep, key, prefix, use_once, whole};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use tidewall::{Error, KeyspaceOptions, LastOp, Options, Raised, Scope, Ttl};
+use tidewall::{Error, KeyspaceOptions, LastOperation, Options, Raised, Scope, Ttl};
 
 #[test]
 fn marks_that_nobody_needs_become_a_floor_below_what_is_held() {
@@ -24,7 +24,10 @@ fn marks_that_nobody_needs_become_a_floor_below_what_is_held() {
         ks.put(held.token(), b"held/", b"still mine").unwrap();
         // A token equal to the floor is fenced on every fence: nobody knows any more which one it was for.
         let equal = token(number - 1);
-        assert_err!(ks.put(equal, b"before-3/x", b"late"), Error::Fenced { last_op: LastOp::Unknown, .. });
+        assert_err!(
+            ks.put(equal, b"before-3/x", b"late"),
+            Error::Fenced { last_operation: LastOperation::Unknown, .. }
+        );
         assert_err!(ks.put(equal, b"never seen/", b"late"), Error::Fenced { .. });
         assert_err!(ks.raise(equal, b"other/"), Error::Fenced { .. });
         // Marks above it are still their own.

@@ -2,7 +2,7 @@
 
 use crate::store::{Sim, op, secs, token};
 use crate::{churn, external, keep, key, prefix, use_once};
-use tidewall::{Db, Error, LastOp, OwnerId, Restore, Ttl};
+use tidewall::{Db, Error, LastOperation, OwnerId, Restore, Ttl};
 
 fn owner() -> OwnerId {
     OwnerId::new(77)
@@ -15,10 +15,10 @@ fn a_grant_that_nobody_gave_back_keeps_its_fence_for_its_holder() {
     for ks in [key(&db, "keys"), prefix(&db, "jobs")] {
         let held = token(keep(ks.lease(b"k/").owner(owner()).ttl(secs(50)).acquire().unwrap()));
         // The state of the fence is that of a later op now, and yet the grant is still one.
-        ks.put_op(held, op(1), b"k/", b"x").unwrap();
+        ks.put_operation(held, op(1), b"k/", b"x").unwrap();
         ks.raise(held, b"k/").unwrap();
         let free = ks.lease(b"free/").owner(owner()).ttl(secs(50)).acquire().unwrap();
-        ks.put_op(free.token(), op(1), b"free/", b"x").unwrap();
+        ks.put_operation(free.token(), op(1), b"free/", b"x").unwrap();
         free.release().unwrap();
     }
     for _ in 0..3 {
@@ -64,7 +64,7 @@ fn what_was_given_back_does_not_come_back_in_any_order() {
         let keys = |db: &Db| if order & 4 == 4 { key(db, "keys") } else { prefix(db, "jobs") };
         let lease = keys(&db).lease(b"k").owner(owner()).ttl(secs(50)).acquire().unwrap();
         if order & 8 == 8 {
-            keys(&db).put_op(lease.token(), op(1), b"k", b"x").unwrap();
+            keys(&db).put_operation(lease.token(), op(1), b"k", b"x").unwrap();
         }
         if order & 2 == 2 {
             cold(2, 14);
@@ -171,7 +171,7 @@ fn a_loser_is_not_told_that_nothing_was_committed_when_nobody_knows() {
         let db = sim.open();
         let jobs = prefix(&db, "jobs");
         let first = jobs.lease(b"k/").acquire().unwrap();
-        jobs.put_op(first.token(), op(3), b"k/x", b"x").unwrap();
+        jobs.put_operation(first.token(), op(3), b"k/x", b"x").unwrap();
         jobs.delete(first.token(), b"k/x").unwrap();
         let was = first.token();
         first.release().unwrap();
@@ -189,6 +189,6 @@ fn a_loser_is_not_told_that_nothing_was_committed_when_nobody_knows() {
         jobs.put(next.token(), b"k/x", b"new").unwrap();
         let late = jobs.put(was, b"k/x", b"late");
         // Folded before the floor was raised on purpose, or under it: the state of the fence is gone.
-        assert_err!(late, Error::Fenced { last_op: LastOp::Unknown, .. });
+        assert_err!(late, Error::Fenced { last_operation: LastOperation::Unknown, .. });
     }
 }

@@ -5,7 +5,7 @@ use crate::support::Rng;
 use crate::{FILL, churn, external, key, prefix, whole};
 use std::collections::BTreeMap;
 use tidewall::storage::Crash;
-use tidewall::{Db, Error, Keyspace, KeyspaceOptions, LastOp, Lease, Scope, Snapshot, Token, Tokens};
+use tidewall::{Db, Error, Keyspace, KeyspaceOptions, LastOperation, Lease, Scope, Snapshot, Token, Tokens};
 
 const KEYS: [&[u8]; 9] = [b"a", b"a/", b"a/1", b"a/2", b"b/1", b"b/2", b"c", b"d", b"\xff"];
 const SCOPES: [Scope; 3] = [Scope::Key, Scope::Prefix(b'/'), Scope::Keyspace];
@@ -72,12 +72,12 @@ struct Life {
     db: Db,
     leaders: Vec<Lease>,
     rng: Rng,
-    last_op: u64,
+    last_operation: u64,
 }
 
 impl Life {
     fn new(db: Db, seed: u64) -> Self {
-        let mut life = Life { db, leaders: Vec::new(), rng: Rng(seed), last_op: 0 };
+        let mut life = Life { db, leaders: Vec::new(), rng: Rng(seed), last_operation: 0 };
         life.lead();
         life
     }
@@ -109,12 +109,12 @@ impl Life {
         let ks = self.rng.pick(&all).clone();
         let key = *self.rng.pick(&KEYS);
         let token = self.token(&ks, key);
-        self.last_op += 1;
+        self.last_operation += 1;
         let len = [20, 300, 900, 5000][self.rng.below(4) as usize];
         let value = vec![self.rng.next() as u8; len];
         match self.rng.below(10) {
             0..=4 => drop(ks.put(token, key, &value).unwrap()),
-            5 => drop(ks.put_op(token, op(self.last_op), key, &value).unwrap()),
+            5 => drop(ks.put_operation(token, op(self.last_operation), key, &value).unwrap()),
             6..=7 => drop(ks.delete(token, key).unwrap()),
             8 => drop(ks.delete_prefix(token, key)),
             _ => drop(ks.raise(token, key).unwrap()),
@@ -183,13 +183,13 @@ fn a_numbered_operation_is_answered_the_same() {
         for ks in [&keys, &jobs, &all] {
             let fence: &[u8] = if ks.name().starts_with("all") { b"" } else { b"k/" };
             let first = ks.lease(fence).acquire().unwrap();
-            ks.put_op(first.token(), op(3), b"k/", b"first").unwrap();
+            ks.put_operation(first.token(), op(3), b"k/", b"first").unwrap();
             let was = first.token();
             first.release().unwrap();
             let next = ks.lease(fence).acquire().unwrap();
             assert_eq!(next.predecessor(), Some((was, op(3))));
             ks.put(next.token(), b"k/", b"plain").unwrap();
-            let lsn = ks.put_op(next.token(), op(9), b"k/", b"numbered").unwrap();
+            let lsn = ks.put_operation(next.token(), op(9), b"k/", b"numbered").unwrap();
             if gone {
                 ks.delete(next.token(), b"k/").unwrap();
             } else {
@@ -198,7 +198,7 @@ fn a_numbered_operation_is_answered_the_same() {
             lsns.insert(ks.name().to_owned(), lsn.get());
             tokens.insert(ks.name().to_owned(), (was, next));
         }
-        let lsn = rows.put_op(token(50), op(9), b"k/", b"numbered").unwrap();
+        let lsn = rows.put_operation(token(50), op(9), b"k/", b"numbered").unwrap();
         lsns.insert(rows.name().to_owned(), lsn.get());
         let check = |db: &Db| {
             for (ks, token_now) in
@@ -207,12 +207,12 @@ fn a_numbered_operation_is_answered_the_same() {
                     .map(|ks| (ks, tokens[ks.name()].1.token()))
                     .chain([(&external(db, &name("rows")), token(50))])
             {
-                let again = ks.put_op(token_now, op(9), b"k/", b"again");
+                let again = ks.put_operation(token_now, op(9), b"k/", b"again");
                 assert_err!(again, Error::Duplicate { lsn } if lsn.get() == lsns[ks.name()]);
-                assert_err!(ks.put_op(token_now, op(8), b"k/", b"x"), Error::StaleOp { last, .. } if last == op(9));
+                assert_err!(ks.put_operation(token_now, op(8), b"k/", b"x"), Error::StaleOperation { last, .. } if last == op(9));
                 if let Some((was, _)) = tokens.get(ks.name()) {
                     let late = ks.put(*was, b"k/", b"late");
-                    assert_err!(late, Error::Fenced { last_op: LastOp::Committed(found), .. } if found == op(3));
+                    assert_err!(late, Error::Fenced { last_operation: LastOperation::Committed(found), .. } if found == op(3));
                 }
             }
         };

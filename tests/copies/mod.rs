@@ -7,8 +7,8 @@ use crate::store::{op, secs, token};
 use std::collections::BTreeMap;
 use tidewall::storage::{Crash, SimDisk};
 use tidewall::{
-    Db, Error, Keyspace, KeyspaceOptions, LastOp, Lsn, Mark, Options, OwnerId, Restored, Salvaged, Scope,
-    Token, Tokens, Ttl,
+    Db, Error, Keyspace, KeyspaceOptions, LastOperation, Lsn, Mark, Options, OwnerId, Restored, Salvaged,
+    Scope, Token, Tokens, Ttl,
 };
 
 pub fn jobs(db: &Db) -> Keyspace {
@@ -55,7 +55,7 @@ pub fn live(db: &Db) -> Token {
         jobs.put(first.token(), &[b'1', b'/', n], &[n; 900]).unwrap();
         rows.put(token(500), &[n], &[n; 300]).unwrap();
     }
-    jobs.put_op(first.token(), op(9), b"1/numbered", b"x").unwrap();
+    jobs.put_operation(first.token(), op(9), b"1/numbered", b"x").unwrap();
     jobs.delete(first.token(), b"1/\x03").unwrap();
     rows.raise_all(token(400)).unwrap();
     std::mem::forget(first);
@@ -113,15 +113,15 @@ pub fn check_made(db: &Db, made: impl Into<Made>, known: u64, granted: u64) {
     for old in 1..=granted {
         for key in [&b"1/x"[..], b"2/x", b"never/x"] {
             match jobs.put(token(old), key, b"late") {
-                Err(Error::Fenced { mark, last_op, .. }) => {
-                    assert_eq!((mark, last_op), (made.counter, LastOp::Unknown));
+                Err(Error::Fenced { mark, last_operation, .. }) => {
+                    assert_eq!((mark, last_operation), (made.counter, LastOperation::Unknown));
                 }
                 other => panic!("token {old} on {key:?}: {other:?}"),
             }
             assert_err!(jobs.raise(token(old), key), Error::Fenced { .. });
         }
         assert_err!(jobs.raise_all(token(old)), Error::Fenced { .. });
-        assert_err!(jobs.put_op(token(old), op(9), b"1/numbered", b"x"), Error::Fenced { .. });
+        assert_err!(jobs.put_operation(token(old), op(9), b"1/numbered", b"x"), Error::Fenced { .. });
     }
     // What stands at the counter itself was perhaps granted; what is above it, never.
     let counter = token(made.counter.get());

@@ -190,7 +190,7 @@ impl Run {
             };
         }
         if let Some(op_) = op_ {
-            batch.op(op(op_));
+            batch.operation(op(op_));
         }
         let answer = batch.commit();
         let lsn = answer.as_ref().map_or(0, |lsn| lsn.get());
@@ -298,10 +298,10 @@ impl Run {
 /// The refusal in the words of the model.
 fn refusal(answer: tidewall::Result<()>) -> Result<(), Refused> {
     answer.map_err(|error| match error {
-        Error::Fenced { mark, last_op, .. } => Refused::Fenced { mark: mark.get(), last_op },
+        Error::Fenced { mark, last_operation, .. } => Refused::Fenced { mark: mark.get(), last_operation },
         Error::UnknownToken { .. } => Refused::Unknown,
         Error::Duplicate { lsn } => Refused::Duplicate { lsn: lsn.get() },
-        Error::StaleOp { last, .. } => Refused::Stale { last: last.get() },
+        Error::StaleOperation { last, .. } => Refused::Stale { last: last.get() },
         Error::Conflict { .. } => Refused::Conflict,
         Error::InvalidArgument(_) => Refused::SomeOnly,
         other => panic!("{other:?}"),

@@ -2,7 +2,7 @@
 
 use crate::{Change, What};
 use std::collections::BTreeMap;
-use tidewall::{Expect, LastOp, Scope, Tokens};
+use tidewall::{Expect, LastOperation, Scope, Tokens};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Stored {
@@ -40,7 +40,7 @@ pub(crate) struct Model {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Refused {
-    Fenced { mark: u64, last_op: LastOp },
+    Fenced { mark: u64, last_operation: LastOperation },
     Unknown,
     Duplicate { lsn: u64 },
     Stale { last: u64 },
@@ -77,17 +77,17 @@ impl Space {
         token < self.floor || self.folded && token == self.floor
     }
 
-    fn last_op(&self, key: &[u8], token: u64) -> LastOp {
+    fn last_operation(&self, key: &[u8], token: u64) -> LastOperation {
         if token <= self.folded_to {
-            return LastOp::Unknown;
+            return LastOperation::Unknown;
         }
-        let committed = |op| LastOp::Committed(tidewall::OpId::new(op));
-        let Some(fence) = self.fences.get(self.fence(key)) else { return LastOp::Unknown };
+        let committed = |op| LastOperation::Committed(tidewall::OperationId::new(op));
+        let Some(fence) = self.fences.get(self.fence(key)) else { return LastOperation::Unknown };
         match (fence.last, fence.predecessor) {
-            (last, _) if token == fence.mark => last.map_or(LastOp::Nothing, |(op, _)| committed(op)),
+            (last, _) if token == fence.mark => last.map_or(LastOperation::Nothing, |(op, _)| committed(op)),
             (_, Some((was, op))) if token == was => committed(op),
-            (_, Some((was, _))) if token < was => LastOp::Unknown,
-            _ => LastOp::Nothing,
+            (_, Some((was, _))) if token < was => LastOperation::Unknown,
+            _ => LastOperation::Nothing,
         }
     }
 
@@ -128,7 +128,7 @@ impl Model {
             let of = &self.spaces[space];
             let mark = of.mark(key);
             if token < mark || of.is_below_floor(token) {
-                return Err(Refused::Fenced { mark, last_op: of.last_op(key, token) });
+                return Err(Refused::Fenced { mark, last_operation: of.last_operation(key, token) });
             }
             let known = if raises(space, of.fence(key)) { self.counter } else { mark };
             if of.tokens == Tokens::Store && token > known {
@@ -184,8 +184,9 @@ impl Model {
         };
         let mark = if has_fence { of.mark(prefix) } else { of.floor };
         if token < mark || of.is_below_floor(token) {
-            let last_op = if has_fence { of.last_op(prefix, token) } else { LastOp::Unknown };
-            return Err(Refused::Fenced { mark, last_op });
+            let last_operation =
+                if has_fence { of.last_operation(prefix, token) } else { LastOperation::Unknown };
+            return Err(Refused::Fenced { mark, last_operation });
         }
         let known = if has_fence { mark } else { self.counter };
         if of.tokens == Tokens::Store && token > known { Err(Refused::Unknown) } else { Ok(()) }
@@ -194,7 +195,7 @@ impl Model {
     pub fn raise_all(&mut self, space: usize, token: u64) -> Result<(), Refused> {
         let of = &mut self.spaces[space];
         if of.is_below_floor(token) {
-            return Err(Refused::Fenced { mark: of.floor, last_op: LastOp::Unknown });
+            return Err(Refused::Fenced { mark: of.floor, last_operation: LastOperation::Unknown });
         }
         if of.tokens == Tokens::Store && token > self.counter {
             return Err(Refused::Unknown);

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tidewall::storage::{Crash, SimDisk};
-use tidewall::{Db, ManualClock, OpId, Options, ReadMode, Token, Value};
+use tidewall::{Db, ManualClock, OperationId, Options, ReadMode, Token, Value};
 
 pub struct Sim {
     pub disk: SimDisk,
@@ -74,8 +74,8 @@ pub fn token(number: u64) -> Token {
     Token::new(number).expect("a token")
 }
 
-pub fn op(number: u64) -> OpId {
-    OpId::new(number)
+pub fn op(number: u64) -> OperationId {
+    OperationId::new(number)
 }
 
 pub fn secs(number: u64) -> Duration {

@@ -8,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tidewall::storage::SimDisk;
 use tidewall::{
-    Commit, Db, Error, Expect, Keyspace, Lease, Lsn, ManualClock, OpId, Outcome, OwnerId, Raised, ReadMode,
-    Scope, Token, Tokens,
+    Commit, Db, Error, Expect, Keyspace, Lease, Lsn, ManualClock, OperationId, Outcome, OwnerId, Raised,
+    ReadMode, Scope, Token, Tokens,
 };
 
 /// What is known of the past of a store: enough to judge what a recovery brings back.
@@ -366,10 +366,10 @@ impl Driver {
         let (space, token) = (&self.spaces[*space], Self::token_of(*token));
         let answer = match (kind, op, &expect[..]) {
             (Kind::Put, None, []) => space.put(token, key, value),
-            (Kind::Put, Some(op), []) => space.put_op(token, OpId::new(*op), key, value),
+            (Kind::Put, Some(op), []) => space.put_operation(token, OperationId::new(*op), key, value),
             (Kind::Put, None, [(_, _, expect)]) => space.put_if(token, key, value, *expect),
             (Kind::Delete, None, []) => space.delete(token, key),
-            (Kind::Delete, Some(op), []) => space.delete_op(token, OpId::new(*op), key),
+            (Kind::Delete, Some(op), []) => space.delete_operation(token, OperationId::new(*op), key),
             (Kind::Delete, None, [(_, _, expect)]) => space.delete_if(token, key, *expect),
             _ => return None,
         };
@@ -390,7 +390,7 @@ impl Driver {
         for (space, key, expect) in expect {
             batch.expect(&self.spaces[*space], key, *expect)?;
         }
-        op.map(|op| batch.op(OpId::new(op)));
+        op.map(|op| batch.operation(OperationId::new(op)));
         Ok(batch)
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use tidewall::{Expect, Found, KeyspaceOptions, LastOp, Lsn, Scope, Tokens};
+use tidewall::{Expect, Found, KeyspaceOptions, LastOperation, Lsn, Scope, Tokens};
 
 /// The keyspaces of a simulation, in the order of their creation.
 pub const SPACES: [(&str, Scope, Tokens); 6] = [
@@ -68,7 +68,7 @@ pub enum Said {
     Held,
     Value(Option<Valued>),
     Mark(Option<u64>),
-    Fenced(u64, LastOp),
+    Fenced(u64, LastOperation),
     Unknown(u64),
     Jump(u64),
     Stale(u64),
@@ -119,18 +119,18 @@ pub fn fence_of(space: usize, key: &'static [u8]) -> &'static [u8] {
 }
 
 /// What the refused is told of its last operation.
-fn last_op(token: u64, fence: &Fence, space: &Space) -> LastOp {
-    let op = |number| LastOp::Committed(tidewall::OpId::new(number));
+fn last_operation(token: u64, fence: &Fence, space: &Space) -> LastOperation {
+    let op = |number| LastOperation::Committed(tidewall::OperationId::new(number));
     if space.folded && token <= space.floor {
-        return LastOp::Unknown;
+        return LastOperation::Unknown;
     }
     match (fence.last, fence.before) {
         (Some((number, _)), _) if token == fence.mark => op(number),
-        (None, _) if token == fence.mark => LastOp::Nothing,
-        _ if fence.mark == 0 => LastOp::Unknown,
+        (None, _) if token == fence.mark => LastOperation::Nothing,
+        _ if fence.mark == 0 => LastOperation::Unknown,
         (_, Some((was, number))) if token == was => op(number),
-        (_, Some((was, _))) if token < was => LastOp::Unknown,
-        _ => LastOp::Nothing,
+        (_, Some((was, _))) if token < was => LastOperation::Unknown,
+        _ => LastOperation::Nothing,
     }
 }
 
@@ -183,7 +183,7 @@ impl Model {
             Call::RaiseAll { space, token } => {
                 let floor = self.spaces[*space].floor;
                 if self.spaces[*space].is_below_floor(*token) {
-                    return vec![Said::Fenced(floor, LastOp::Unknown)];
+                    return vec![Said::Fenced(floor, LastOperation::Unknown)];
                 }
                 if SPACES[*space].2 == Tokens::Store && *token > self.counter {
                     return vec![Said::Unknown(floor)];
@@ -275,9 +275,9 @@ impl Model {
         let own = fences.get(name).cloned().unwrap_or_default();
         let mark = own.mark.max(*floor);
         if token < mark || self.spaces[space].is_below_floor(token) {
-            let mut said = vec![Said::Fenced(mark, last_op(token, &own, &self.spaces[space]))];
+            let mut said = vec![Said::Fenced(mark, last_operation(token, &own, &self.spaces[space]))];
             if self.compacted && token < *floor {
-                said.push(Said::Fenced(mark, LastOp::Unknown));
+                said.push(Said::Fenced(mark, LastOperation::Unknown));
             }
             return said;
         }

@@ -3,7 +3,7 @@
 use super::model::{Call, Change, KEYS, Kind, Model, SPACES, Said, Valued, fence_of, options};
 use std::sync::Arc;
 use tidewall::storage::SimDisk;
-use tidewall::{Db, Error, Keyspace, Lsn, ManualClock, OpId, Options, ReadMode, Token};
+use tidewall::{Db, Error, Keyspace, Lsn, ManualClock, OperationId, Options, ReadMode, Token};
 
 pub const SEGMENT_BYTES: u32 = 16 << 10;
 
@@ -121,7 +121,7 @@ pub fn probe(db: &Db, model: &Model) {
                 && !model.spaces[at].is_below_floor(fence.mark)
             {
                 let token = Token::new(fence.mark).unwrap();
-                let said = say(space.put_op(token, OpId::new(op), key, b"again").map(done));
+                let said = say(space.put_operation(token, OperationId::new(op), key, b"again").map(done));
                 assert_eq!(said, Said::Duplicate(lsn), "a retry of operation {op} on {key:?}");
             }
         }
@@ -136,10 +136,10 @@ pub fn done(lsn: Lsn) -> Said {
 pub fn say(result: tidewall::Result<Said>) -> Said {
     match result {
         Ok(said) => said,
-        Err(Error::Fenced { mark, last_op, .. }) => Said::Fenced(mark.get(), last_op),
+        Err(Error::Fenced { mark, last_operation, .. }) => Said::Fenced(mark.get(), last_operation),
         Err(Error::UnknownToken { mark, .. }) => Said::Unknown(mark.get()),
         Err(Error::TokenJump { highest, .. }) => Said::Jump(highest.get()),
-        Err(Error::StaleOp { last, .. }) => Said::Stale(last.get()),
+        Err(Error::StaleOperation { last, .. }) => Said::Stale(last.get()),
         Err(Error::Duplicate { lsn }) => Said::Duplicate(lsn.get()),
         Err(Error::Conflict { found, .. }) => Said::Conflict(found),
         Err(Error::InvalidArgument(_)) => Said::Invalid,

@@ -7,11 +7,11 @@
 use std::collections::HashMap;
 use tidewall::storage::{Crash, SimDisk};
 use tidewall::{
-    Commit, Db, Error, Keyspace, KeyspaceOptions, Lease, Lsn, ManualClock, Mark, OpId, Options, OwnerId,
-    Raised, Scope, Token, Tokens,
+    Commit, Db, Error, Keyspace, KeyspaceOptions, Lease, Lsn, ManualClock, Mark, OperationId, Options,
+    OwnerId, Raised, Scope, Token, Tokens,
 };
 use tidewall_model::actions::Action;
-use tidewall_model::rules::{Answer, Intent, LastOp, Model, Source};
+use tidewall_model::rules::{Answer, Intent, LastOperation, Model, Source};
 use tidewall_model::state::{Kind, Own, PLACES, State, TOKENS};
 
 mod upkeep;
@@ -388,7 +388,7 @@ impl<'c> Driver<'c> {
         };
         added.map_err(|e| format!("{e}"))?;
         if op != 0 {
-            batch.op(OpId::new(op.into()));
+            batch.operation(OperationId::new(op.into()));
         }
         let lsn = self.state.next;
         let intent = Intent::Write { op };
@@ -534,13 +534,13 @@ impl<'c> Driver<'c> {
 
     fn compare_refusal(&mut self, error: &Error, answer: Answer) -> Result<(), Difference> {
         let said = match *error {
-            Error::Fenced { mark, last_op, .. } => {
-                let last_op = match last_op {
-                    tidewall::LastOp::Committed(op) => LastOp::Committed(op.get() as u8),
-                    tidewall::LastOp::Nothing => LastOp::Nothing,
-                    _ => LastOp::Unknown,
+            Error::Fenced { mark, last_operation, .. } => {
+                let last_operation = match last_operation {
+                    tidewall::LastOperation::Committed(op) => LastOperation::Committed(op.get() as u8),
+                    tidewall::LastOperation::Nothing => LastOperation::Nothing,
+                    _ => LastOperation::Unknown,
                 };
-                Answer::Fenced { mark: mark.get() as u8, last_op }
+                Answer::Fenced { mark: mark.get() as u8, last_operation }
             }
             Error::UnknownToken { .. } => Answer::UnknownToken,
             Error::NeedsFloor { .. } => Answer::NeedsFloor,
@@ -552,7 +552,7 @@ impl<'c> Driver<'c> {
                 same!(lsn, known, "where it was committed");
                 answer
             }
-            Error::StaleOp { last, .. } => Answer::StaleOp { last: last.get() as u8 },
+            Error::StaleOperation { last, .. } => Answer::StaleOperation { last: last.get() as u8 },
             _ => return Err(format!("the engine says {error:?}, the model {answer:?}")),
         };
         same!(said, answer, "the refusal");
@@ -717,13 +717,13 @@ impl<'c> Driver<'c> {
             Answer::Done => "done",
             Answer::Already => "already",
             Answer::Granted(_) => "granted",
-            Answer::Fenced { last_op: LastOp::Committed(_), .. } => "fenced, committed",
-            Answer::Fenced { last_op: LastOp::Nothing, .. } => "fenced, nothing",
-            Answer::Fenced { last_op: LastOp::Unknown, .. } => "fenced, unknown",
+            Answer::Fenced { last_operation: LastOperation::Committed(_), .. } => "fenced, committed",
+            Answer::Fenced { last_operation: LastOperation::Nothing, .. } => "fenced, nothing",
+            Answer::Fenced { last_operation: LastOperation::Unknown, .. } => "fenced, unknown",
             Answer::UnknownToken => "unknown token",
             Answer::NeedsFloor => "needs floor",
             Answer::Duplicate { .. } => "duplicate",
-            Answer::StaleOp { .. } => "stale",
+            Answer::StaleOperation { .. } => "stale",
             Answer::Held => "held",
         };
         *self.counts.answers.entry(name).or_default() += 1;
@@ -827,8 +827,8 @@ fn open(
     (db, spaces, filler)
 }
 
-fn predecessor(own: &Own) -> Option<(Token, OpId)> {
-    (own.was != 0).then(|| (number(own.was), OpId::new(own.was_op.into())))
+fn predecessor(own: &Own) -> Option<(Token, OperationId)> {
+    (own.was != 0).then(|| (number(own.was), OperationId::new(own.was_op.into())))
 }
 
 fn number(token: u8) -> Token {

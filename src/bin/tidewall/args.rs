@@ -116,7 +116,7 @@ pub enum Command {
     ///
     /// Each keyspace, then each of its fences, the one with the highest mark first: its values, the oldest token
     /// first, then its mark. The last line counts the others, so that a part of a dump is not taken for all of
-    /// it. Leases are not in it, nor are the numbers of operations (OpId): finish retries before moving house.
+    /// it. Leases are not in it, nor are the numbers of operations (OperationId): finish retries before moving house.
     /// What the original grants after the dump is not in it either: see load.
     Dump(Dump),
     /// Makes a new store of a dump, with tokens above all that were granted since.
@@ -272,7 +272,7 @@ pub struct Put {
     pub if_version: Option<u64>,
     /// The number of the operation: a retry under the same number and token is recognised (exit code 1).
     #[arg(long, value_name = "N", conflicts_with = "condition")]
-    pub op: Option<u64>,
+    pub operation: Option<u64>,
     /// Creates the keyspace if it is missing, and the store too.
     #[arg(long)]
     pub create: bool,

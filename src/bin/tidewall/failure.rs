@@ -43,7 +43,7 @@ impl From<Error> for Failure {
             | Error::UnknownToken { .. }
             | Error::TokenJump { .. }
             | Error::TokensExhausted
-            | Error::StaleOp { .. }
+            | Error::StaleOperation { .. }
             | Error::Duplicate { .. }
             | Error::NeedsFloor { .. }
             | Error::Conflict { .. }

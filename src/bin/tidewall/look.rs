@@ -208,7 +208,7 @@ fn write_log(out: &mut impl Write, args: &Log, log: &SegmentLog) -> io::Result<(
         }
         for op in &frame.ops {
             let carried = if op.lsn == frame.lsn { "" } else { " (carried here)" };
-            let number = op.op.map_or(String::new(), |op| format!(" op {op}"));
+            let number = op.operation.map_or(String::new(), |number| format!(" operation {number}"));
             writeln!(out, "{:>12} {:>9}  {}{number}{carried}", op.lsn, op.offset, sentence(op, args))?;
         }
     }
@@ -273,7 +273,7 @@ fn op_json(op: &LogOp, values: bool) -> Map<String, Json> {
     if op.mark.get() > 0 {
         line.insert("token".to_owned(), op.mark.get().into());
     }
-    line.extend(op.op.map(|op| ("op".to_owned(), op.get().into())));
+    line.extend(op.operation.map(|number| ("operation".to_owned(), number.get().into())));
     let kind = match &op.what {
         LogChange::Keyspace { name, options, needs_floor } => {
             line.insert("name".to_owned(), name.clone().into());

@@ -7,7 +7,7 @@ use crate::show::{object, out, write_json};
 use crate::store::{keyspace, open_to_write};
 use serde_json::Value as Json;
 use std::io::{Read, Write};
-use tidewall::{Expect, Keyspace, KeyspaceOptions, Lease, Lsn, OpId, Raised, Scope, Token, Tokens};
+use tidewall::{Expect, Keyspace, KeyspaceOptions, Lease, Lsn, OperationId, Raised, Scope, Token, Tokens};
 
 /// The token of a command, and the lease that it came with, held until the command is done.
 struct Claim {
@@ -45,10 +45,10 @@ pub fn put(args: &Put) -> Result<(), Failure> {
         (_, _, Some(lsn)) => Some(Expect::Version(Lsn::new(lsn))),
         _ => None,
     };
-    let op = match args.op {
-        Some(number) => {
-            Some(OpId::try_new(number).ok_or_else(|| Failure::usage("operations are numbered from 1"))?)
-        }
+    let operation = match args.operation {
+        Some(number) => Some(
+            OperationId::try_new(number).ok_or_else(|| Failure::usage("operations are numbered from 1"))?,
+        ),
         None => None,
     };
     let options = created(args)?;
@@ -61,8 +61,8 @@ pub fn put(args: &Put) -> Result<(), Failure> {
     };
     let claim = Claim::of(&args.under, &space, &key)?;
     let token = claim.token;
-    let lsn = match (op, expect) {
-        (Some(op), _) => space.put_op(token, op, &key, &value)?,
+    let lsn = match (operation, expect) {
+        (Some(operation), _) => space.put_operation(token, operation, &key, &value)?,
         (None, Some(expect)) => space.put_if(token, &key, &value, expect)?,
         (None, None) => space.put(token, &key, &value)?,
     };
