@@ -24,6 +24,9 @@ use std::ops::{Bound, ControlFlow, RangeBounds};
 ///
 /// Cheap to clone and to send. Every call that changes something takes a [`Token`] and is refused
 /// when that is below the mark of the key's fence.
+///
+/// Which of the calls that raise a mark is for what ([`Keyspace::raise`], [`Keyspace::raise_all`],
+/// [`Keyspace::break_lease`] and others) stands in a table of the [guide](crate::guide#which-raise-is-for-what).
 #[derive(Clone)]
 pub struct Keyspace {
     pub(crate) shared: Arc<Shared>,

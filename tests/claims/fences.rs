@@ -253,7 +253,7 @@ fn a_jump_above_the_cap_is_refused_and_raise_all_admits_it() {
     rows.put(token(5000), b"b", b"equal to the floor").unwrap();
 }
 
-/// An inclusive floor. Exclusive ones come from folding, which does not exist yet.
+/// An inclusive floor; `raises.rs` has the exclusive ones of calls, `tests/compact/folds.rs` those of folding.
 #[test]
 fn raise_all_revokes_every_lower_writer_and_admits_its_own_token() {
     for scope in [Scope::Key, Scope::Prefix(b'/'), Scope::Keyspace] {

@@ -3,6 +3,7 @@
 //! | | claimed in |
 //! |---|---|
 //! | F1–F4 fences, tokens, operation numbers, batches | `fences.rs` |
+//! | which raise fences whom | `raises.rs` |
 //! | L1–L5 leases | `leases.rs` |
 //! | D1–D5 durability, R1–R4 recovery | `durable.rs` |
 //! | S1, S2 snapshots and iterators | `snapshots.rs` |
@@ -20,6 +21,7 @@ mod fences;
 #[path = "../support/gate.rs"]
 mod gate;
 mod leases;
+mod raises;
 mod snapshots;
 mod threads;
 #[path = "../support/watched.rs"]
