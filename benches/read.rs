@@ -39,7 +39,7 @@ fn read(criterion: &mut Criterion) {
     });
     group.bench_function("scan of 100", |bench| {
         bench.iter(|| {
-            let from = key(random.below(KEYS - 100)).to_vec();
+            let from = key(random.below(KEYS - 100));
             let read = store.rows.range(from..).take(100).filter(|item| item.is_ok()).count();
             assert!(read >= 100);
         });

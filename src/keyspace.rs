@@ -16,9 +16,9 @@ use crate::options::{KeyspaceOptions, Scope};
 use crate::snapshot::Value;
 use crate::sync::Arc;
 use crate::types::{Lsn, MAX_BATCH_BYTES, MAX_KEY_BYTES, Mark, OperationId, Token};
-use crate::view::{Iter, Snapshot};
+use crate::view::{Iter, KeyRange, Snapshot};
 use std::fmt;
-use std::ops::{Bound, ControlFlow, RangeBounds};
+use std::ops::{Bound, ControlFlow};
 
 /// A named set of keys with one rule for its fences; opened by [`Db::keyspace`](crate::Db::keyspace).
 ///
@@ -309,11 +309,11 @@ impl Keyspace {
     /// for key in [b"a", b"b", b"c"] {
     ///     rows.put(Token::new(1)?, key, b"value")?;
     /// }
-    /// let keys: Result<Vec<_>, _> = rows.range(b"b".to_vec()..).rev().map(|item| item.map(|(key, _)| key)).collect();
+    /// let keys: Result<Vec<_>, _> = rows.range(b"b"..).rev().map(|item| item.map(|(key, _)| key)).collect();
     /// assert_eq!(keys?, [b"c", b"b"]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn range(&self, range: impl RangeBounds<Vec<u8>>) -> Iter {
+    pub fn range(&self, range: impl KeyRange) -> Iter {
         Snapshot::new(&self.shared).range(self, range)
     }
 

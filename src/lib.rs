@@ -117,7 +117,7 @@ pub use types::{
     Excerpt, Lsn, MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_KEYSPACES, MAX_NAME_BYTES, Mark, OperationId, OwnerId,
     Token, Ttl,
 };
-pub use view::{Iter, Snapshot};
+pub use view::{Iter, KeyRange, Snapshot};
 
 /// Leases: a guide, from the paused worker on.
 pub mod guide {

@@ -6,6 +6,7 @@
 //! Read next: `fence.rs`, the rule these types serve.
 
 use crate::error::{Error, Result};
+use std::cmp::Ordering;
 use std::fmt;
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -90,7 +91,7 @@ impl TryFrom<u64> for Token {
     }
 }
 
-/// The highest token a fence has admitted: to look at, never to write with.
+/// The highest token a fence has admitted: to look at, never to write with. It compares with a [`Token`].
 ///
 /// ```compile_fail
 /// # fn f(jobs: &tidewall::Keyspace, mark: tidewall::Mark) {
@@ -111,6 +112,30 @@ impl Mark {
     /// The number of the token that stands as the mark.
     pub const fn get(self) -> u64 {
         self.0
+    }
+}
+
+impl PartialEq<Mark> for Token {
+    fn eq(&self, mark: &Mark) -> bool {
+        self.get() == mark.get()
+    }
+}
+
+impl PartialEq<Token> for Mark {
+    fn eq(&self, token: &Token) -> bool {
+        self.get() == token.get()
+    }
+}
+
+impl PartialOrd<Mark> for Token {
+    fn partial_cmp(&self, mark: &Mark) -> Option<Ordering> {
+        self.get().partial_cmp(&mark.get())
+    }
+}
+
+impl PartialOrd<Token> for Mark {
+    fn partial_cmp(&self, token: &Token) -> Option<Ordering> {
+        self.get().partial_cmp(&token.get())
     }
 }
 
@@ -289,6 +314,16 @@ impl TryFrom<Duration> for Ttl {
     }
 }
 
+/// As a [`Duration`] shows itself (`1.5s`), or `infinite`.
+impl fmt::Display for Ttl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.duration() {
+            Some(duration) => fmt::Debug::fmt(&duration, f),
+            None => f.pad("infinite"),
+        }
+    }
+}
+
 impl fmt::Debug for Ttl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.duration() {
@@ -346,6 +381,26 @@ mod tests {
         assert_eq!(Token::new(i64::MAX as u64).unwrap(), Token::MAX);
         assert!(Token::new(i64::MAX as u64 + 1).is_err());
         assert!(Token::new(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn a_token_compares_with_a_mark_as_their_numbers_do() {
+        let numbers = [1, 2, 7, i64::MAX as u64];
+        for (a, b) in numbers.into_iter().flat_map(|a| numbers.map(|b| (a, b))) {
+            let (token, mark) = (Token::new(a).unwrap(), Mark::from_number(b));
+            assert_eq!(token.partial_cmp(&mark), Some(a.cmp(&b)));
+            assert_eq!(mark.partial_cmp(&token), Some(b.cmp(&a)));
+            assert_eq!((token == mark, mark == token), (a == b, b == a));
+        }
+        assert!(Token::new(1).unwrap() > Mark::from_number(0));
+    }
+
+    #[test]
+    fn a_ttl_shows_itself_as_a_duration_does() {
+        let shown = |ms| Ttl::new(Duration::from_millis(ms)).unwrap().to_string();
+        assert_eq!([shown(10_000), shown(1_500), shown(1)], ["10s", "1.5s", "1ms"]);
+        assert_eq!(Ttl::INFINITE.to_string(), "infinite");
+        assert_eq!(format!("[{:>10}] [{:<6}]", Ttl::INFINITE, Ttl(10_000_000_000)), "[  infinite] [10s   ]");
     }
 
     #[test]

@@ -10,7 +10,61 @@ use crate::sync::Arc;
 use crate::types::Lsn;
 use std::fmt;
 use std::iter::FusedIterator;
-use std::ops::{Bound, RangeBounds};
+use std::ops::{Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
+
+/// A range of keys: each kind of range that Rust has, over whatever gives bytes (`&str`, `&[u8]`, `&[u8; N]`,
+/// `Vec<u8>` and so on), and pairs of [`Bound`]s. Nothing else implements it.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let db = tidewall::Db::open(dir.path().join("data"))?;
+/// # use tidewall::{KeyspaceOptions, Token, Tokens};
+/// # let rows = db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External))?;
+/// for key in ["a", "b", "c"] {
+///     rows.put(Token::new(1)?, key.as_bytes(), b"value")?;
+/// }
+/// let after: &[u8] = b"a"; // where a page ended
+/// assert_eq!(rows.range("b"..).count(), 2);
+/// assert_eq!(rows.range(b"a"..=b"b").count(), 2);
+/// assert_eq!(rows.range((std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded)).count(), 2);
+/// assert_eq!(rows.range(..).count(), 3);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait KeyRange: sealed::Bounds {}
+
+impl<R: sealed::Bounds> KeyRange for R {}
+
+/// One implementation for each kind of range, where one for all of [`RangeBounds`] would leave open what the key of
+/// `..` is, or of `b"a"..b"b"`.
+mod sealed {
+    use super::*;
+
+    pub trait Bounds {
+        fn bounds(&self) -> [Bound<Vec<u8>>; 2];
+    }
+
+    fn owned<K: AsRef<[u8]>>(range: &impl RangeBounds<K>) -> [Bound<Vec<u8>>; 2] {
+        [range.start_bound(), range.end_bound()].map(|bound| bound.map(|key| key.as_ref().to_vec()))
+    }
+
+    macro_rules! bounds {
+        ($($range:ty),*) => {$(
+            impl<K: AsRef<[u8]>> Bounds for $range {
+                fn bounds(&self) -> [Bound<Vec<u8>>; 2] {
+                    owned::<K>(self)
+                }
+            }
+        )*};
+    }
+
+    bounds!(Range<K>, RangeInclusive<K>, RangeFrom<K>, RangeTo<K>, RangeToInclusive<K>, (Bound<K>, Bound<K>));
+
+    impl Bounds for RangeFull {
+        fn bounds(&self) -> [Bound<Vec<u8>>; 2] {
+            owned::<Vec<u8>>(self)
+        }
+    }
+}
 
 /// Everything as it was at one lsn: whole batches or none of them. Made by
 /// [`Db::snapshot`](crate::Db::snapshot); owned, `Send`, and free of lifetimes.
@@ -61,8 +115,9 @@ impl Snapshot {
     }
 
     /// The keys and values in a range of keys.
-    pub fn range(&self, keyspace: &Keyspace, range: impl RangeBounds<Vec<u8>>) -> Iter {
-        self.walk(keyspace, range.start_bound().cloned(), range.end_bound().cloned())
+    pub fn range(&self, keyspace: &Keyspace, range: impl KeyRange) -> Iter {
+        let [from, to] = range.bounds();
+        self.walk(keyspace, from, to)
     }
 
     /// The keys and values whose keys start with `prefix`.

@@ -151,7 +151,7 @@ fn breaking_fences_the_holder_at_once_and_durably() {
     let lease = sim.jobs.lease(b"f").acquire().unwrap();
     let broken = sim.jobs.break_lease(b"f", "drill").unwrap().unwrap();
     assert_eq!((broken.token, broken.owner, &broken.reason[..]), (lease.token(), lease.owner(), "drill"));
-    assert!(broken.mark > lease.token().into());
+    assert!(broken.mark > lease.token());
     assert_eq!(sim.jobs.mark(b"f").unwrap(), Some(broken.mark));
     assert!(matches!(sim.jobs.put(lease.token(), b"f", b"late"), Err(Error::Fenced { .. })));
     assert!(matches!(lease.renew(), Err(Error::NotHeld { .. })));

@@ -356,7 +356,7 @@ fn what_folding_forgot_stays_unknown_under_a_floor_raised_on_purpose() {
     old.release().unwrap();
     db.compact().unwrap();
     let floor = jobs.floor().unwrap();
-    assert!(floor.is_folded && floor.mark.get() == late.get(), "{floor:?}");
+    assert!(floor.is_folded && floor.mark == late, "{floor:?}");
     let other = jobs.lease(b"b").acquire().unwrap();
     jobs.raise_all(other.token()).unwrap();
     let new = jobs.lease(b"a").acquire().unwrap();
@@ -364,7 +364,7 @@ fn what_folding_forgot_stays_unknown_under_a_floor_raised_on_purpose() {
         let Err(Error::Fenced { last_operation, mark, .. }) = jobs.put(late, b"a", b"late") else {
             return false;
         };
-        last_operation == LastOperation::Unknown && mark.get() == new.token().get()
+        last_operation == LastOperation::Unknown && mark == new.token()
     };
     assert!(is_unknown(&jobs));
     db.compact().unwrap();

@@ -84,7 +84,7 @@ fn f2_a_mark_survives_its_value() {
         ks.put(new, b"a/x", b"2").unwrap();
         ks.delete(new, b"a/x").unwrap();
         ks.delete_prefix(new, b"").unwrap();
-        assert_err!(ks.put(old, b"a/x", b"late"), Error::Fenced { mark, .. } if mark == new.into());
+        assert_err!(ks.put(old, b"a/x", b"late"), Error::Fenced { mark, .. } if mark == new);
         drop((db, ks));
         for _ in 0..3 {
             let db = sim.power_cut();
@@ -133,7 +133,7 @@ fn f2_a_delete_carries_the_mark_that_it_raised() {
         let deleted = ks.submit_delete(token(7), b"a/x").unwrap();
         // Judged by what is appended, then by what is durable.
         let late = ks.submit_put(token(6), b"a/x", b"late").and_then(Commit::wait);
-        assert_err!(late, Error::Fenced { mark, .. } if mark == token(7).into());
+        assert_err!(late, Error::Fenced { mark, .. } if mark == token(7));
         deleted.wait().unwrap();
         drop((db, ks));
         for _ in 0..2 {
@@ -590,7 +590,7 @@ fn delete_prefix_judges_its_token_also_where_no_key_has_the_prefix() {
             for prefix in [&b"a/"[..], b"a/x", b"a/x/y", b"a", b""] {
                 match fenced(prefix) {
                     true => {
-                        assert_err!(delete(old, prefix), Error::Fenced { mark, .. } if mark == new.into())
+                        assert_err!(delete(old, prefix), Error::Fenced { mark, .. } if mark == new)
                     }
                     false => assert_eq!(delete(old, prefix).unwrap().keys, 0),
                 }
@@ -604,7 +604,7 @@ fn delete_prefix_judges_its_token_also_where_no_key_has_the_prefix() {
         ks.raise_all(new).unwrap();
         for delete in calls {
             for prefix in [&b"a/"[..], b"b/", b""] {
-                assert_err!(delete(old, prefix), Error::Fenced { mark, .. } if mark == new.into());
+                assert_err!(delete(old, prefix), Error::Fenced { mark, .. } if mark == new);
                 assert_eq!(delete(new, prefix).unwrap().keys, 0);
             }
         }

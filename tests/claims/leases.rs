@@ -169,7 +169,7 @@ fn expiry_alone_fences_nobody() {
     sim.clock.advance(secs(100));
     ks.put(lease.token(), b"a", b"nobody came").unwrap();
     let new = ks.lease(b"a").acquire().unwrap();
-    assert_err!(ks.put(lease.token(), b"a", b"late"), Error::Fenced { mark, .. } if mark == new.token().into());
+    assert_err!(ks.put(lease.token(), b"a", b"late"), Error::Fenced { mark, .. } if mark == new.token());
     assert_eq!(db.stats().takeovers, 1);
 }
 

@@ -116,7 +116,8 @@ fn an_iterator_meets_itself_in_the_middle_wherever_that_is() {
 
 #[test]
 fn ranges_have_every_kind_of_bound_and_void_ones_are_empty() {
-    use std::ops::Bound::{Excluded, Included, Unbounded};
+    use std::ops::Bound::{self, Excluded, Included, Unbounded};
+    use std::ops::RangeBounds;
     let sim = Sim::new();
     let db = sim.open();
     let ks = rows(&db);
@@ -150,6 +151,26 @@ fn ranges_have_every_kind_of_bound_and_void_ones_are_empty() {
             let found: Vec<_> = ks.range(range.clone()).rev().map(|item| item.unwrap().0).collect();
             assert!(found.iter().rev().eq(&inside), "{range:?} backwards");
         }
+    }
+    // Whatever gives bytes is a key of a range, and each kind of range means what it means elsewhere.
+    let (a, c) = (&b"a"[..], b"c".to_vec());
+    let found = |iter: Iter| iter.map(|item| item.unwrap().0).collect::<Vec<_>>();
+    let inside = |from: Bound<&[u8]>, to: Bound<&[u8]>| {
+        let is_inside = |key: &&Vec<u8>| (from, to).contains(&key[..]);
+        keys.iter().filter(is_inside).cloned().collect::<Vec<_>>()
+    };
+    let view = db.snapshot();
+    for (what, scan, expected) in [
+        ("..", ks.range(..), inside(Unbounded, Unbounded)),
+        ("a..c", ks.range("a".."c"), inside(Included(a), Excluded(&c))),
+        ("a..=c", ks.range(b"a"..=b"c"), inside(Included(a), Included(&c))),
+        ("a..", ks.range(a..), inside(Included(a), Unbounded)),
+        ("..c", ks.range(..c.clone()), inside(Unbounded, Excluded(&c))),
+        ("..=c", ks.range(..=&c), inside(Unbounded, Included(&c))),
+        ("behind a", ks.range((Excluded(a), Unbounded)), inside(Excluded(a), Unbounded)),
+        ("a..c of a snapshot", view.range(&ks, *b"a"..*b"c"), inside(Included(a), Excluded(&c))),
+    ] {
+        assert_eq!(found(scan), expected, "{what}");
     }
     for prefix in [&b""[..], b"a", b"a\0", b"\xff", b"\xff\xff\xff"] {
         let found: Vec<_> = ks.prefix(prefix).map(|item| item.unwrap().0).collect();
