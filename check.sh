@@ -127,7 +127,7 @@ fi
 
 if [[ -e examples/paused_worker.rs || -e examples/paused_worker/main.rs ]]; then
     step "the main job on a small input"
-    cargo run --locked --release --example paused_worker -- --jobs 40 --workers 4 --pauses 2
+    cargo run --locked --release --example paused_worker -- --jobs 40 --workers 4 --pauses 2 --unfenced
 else
     skip "the main job: there is no example paused_worker"
 fi

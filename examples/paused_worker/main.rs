@@ -6,8 +6,11 @@
 //! the last holder of its job, and every late write was refused.
 //!
 //! ```text
-//! cargo run --release --example paused_worker [DIR]
+//! cargo run --release --example paused_worker [-- --unfenced] [DIR]
 //! ```
+//!
+//! With `--unfenced` all of it is done once more, the same jobs with the same blows, and the results go into a plain map.
+//! There the late writes are accepted, over the results of those who hold the jobs by then.
 //!
 //! To read: `service.rs` (`Service::result` is where a late write is refused), `worker.rs`, `protocol.rs`;
 //! then what makes the trouble, `chaos.rs` and `workers.rs`; then `report.rs`, which checks it all against a
@@ -23,7 +26,7 @@ mod workers;
 use chaos::{Amount, Chaos, Random};
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
-use service::Service;
+use service::{Results, Service};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -66,6 +69,9 @@ struct Cli {
     /// Chooses the victims
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Do it all a second time, with the results in a map that checks no token, and show both
+    #[arg(long)]
+    unfenced: bool,
     /// Where to put the store, and leave it; must be empty [default: a temporary directory]
     #[arg(long)]
     dir_of_store: Option<PathBuf>,
@@ -100,25 +106,41 @@ fn run(cli: &Cli) -> Result<()> {
     if store.read_dir().is_ok_and(|mut entries| entries.next().is_some()) {
         return Err(format!("{} is not empty: the store starts with nothing done", store.display()).into());
     }
-    let mut random = Random(cli.seed);
-    let chaos = Chaos::new(cli.chaos, files.len(), cli.workers.into(), &mut random)?;
+    let fenced = play(cli, &files, &store, Results::Store)?;
+    let control = match cli.unfenced {
+        true => Some(play(cli, &files, &temporary.path().join("control"), Results::map())?),
+        false => None,
+    };
+    if let Some(job) = fenced.paused_job() {
+        println!("One hand-over, in ms since the start: job {job}, {}\n", files[job].display());
+        report::timeline(&fenced, job);
+        if let Some(control) = &control {
+            println!("The same job where no token is checked:\n");
+            report::timeline(control, job);
+        }
+    }
+    report::table(&fenced, control.as_ref());
 
-    let db = Db::open(&store)?;
-    let service = Service::new(&db, files, Duration::from_millis(cli.ttl_ms), chaos)?;
-    work(&service, cli, random)?;
-    let outcome = report::Outcome::new(&db, &service);
-    report::timeline(&outcome, &service.files);
-    report::table(&outcome);
-
-    let files = service.files.clone();
-    drop(service);
-    db.close()?;
-    let checked = [report::check_run(&outcome), check_store(&store, &files, &outcome)];
+    let mut checked = vec![report::check_run(&fenced), check_store(&store, &files, &fenced)];
+    checked.extend(control.as_ref().map(report::check_control));
     let wrong: Vec<_> = checked.into_iter().filter_map(|check| check.err().map(|e| e.to_string())).collect();
     match wrong.is_empty() {
         true => Ok(()),
         false => Err(wrong.join("\nerror: ").into()),
     }
+}
+
+/// All jobs once, with the blows of the seed.
+fn play(cli: &Cli, files: &[PathBuf], store: &Path, results: Results) -> Result<report::Outcome> {
+    let mut random = Random(cli.seed);
+    let chaos = Chaos::new(cli.chaos, files.len(), cli.workers.into(), &mut random)?;
+    let db = Db::open(store)?;
+    let service = Service::new(&db, results, files.to_vec(), Duration::from_millis(cli.ttl_ms), chaos)?;
+    work(&service, cli, random)?;
+    let outcome = report::Outcome::new(&db, &service);
+    drop(service);
+    db.close()?;
+    Ok(outcome)
 }
 
 fn check_store(store: &Path, files: &[PathBuf], outcome: &report::Outcome) -> Result<()> {

@@ -9,6 +9,7 @@ use crate::protocol::JobId;
 use crate::service::{Event, Service, What, fence_key, open_jobs, result_key};
 use crate::worker::FileDigest;
 use comfy_table::{CellAlignment, Table, presets};
+use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tidewall::{Db, Keyspace, Stats};
@@ -36,13 +37,25 @@ impl Outcome {
     fn count(&self, is_it: impl Fn(&What) -> bool) -> usize {
         self.events.iter().filter(|event| is_it(&event.what)).count()
     }
+
+    /// Writes that took the place of another one, which was of a token like this.
+    fn overwrote(&self, before: Ordering) -> usize {
+        let is_it = |event: &&Event| match event.what {
+            What::Overwrote { before: token } => token.cmp(&event.token) == before,
+            _ => false,
+        };
+        self.events.iter().filter(is_it).count()
+    }
+
+    /// The first job whose worker was paused.
+    pub fn paused_job(&self) -> Option<JobId> {
+        self.hits.iter().find(|hit| hit.blow == Blow::Pause).map(|hit| hit.job)
+    }
 }
 
-/// What happened to the first job whose worker was paused, from beginning to end.
-pub fn timeline(outcome: &Outcome, files: &[PathBuf]) {
-    let Some(hit) = outcome.hits.iter().find(|hit| hit.blow == Blow::Pause) else { return };
-    println!("One hand-over, in ms since the start: job {}, {}\n", hit.job, files[hit.job].display());
-    for Event { at, token, worker, what, .. } in outcome.events.iter().filter(|event| event.job == hit.job) {
+/// What happened to a job, from beginning to end.
+pub fn timeline(outcome: &Outcome, job: JobId) {
+    for Event { at, token, worker, what, .. } in outcome.events.iter().filter(|event| event.job == job) {
         let signal = |name| if cfg!(unix) { name } else { "its answer is withheld" };
         let line = match what {
             What::Granted => format!("token {token} granted to worker {worker}"),
@@ -57,36 +70,50 @@ pub fn timeline(outcome: &Outcome, files: &[PathBuf]) {
             What::Fenced { mark, last_operation } => {
                 format!("token {token} fenced: mark is {mark} ({last_operation})")
             }
+            What::Overwrote { before } => {
+                format!("token {token} accepted, over the result of token {before}")
+            }
         };
         println!("{:>10.1}  {line}", at.as_secs_f64() * 1e3);
     }
     println!();
 }
 
-pub fn table(outcome: &Outcome) {
+/// The counts of a run, and of the control run beside it.
+pub fn table(fenced: &Outcome, control: Option<&Outcome>) {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(["", "fenced"]);
+    if control.is_some() {
+        table.set_header(["", "fenced", "no token checked"]);
+    }
+    let columns: Vec<_> = [fenced].into_iter().chain(control).map(counts).collect();
+    for (row, (what, _)) in columns[0].iter().enumerate() {
+        let counts = columns.iter().map(|column| column[row].1.clone());
+        table.add_row([what.to_string()].into_iter().chain(counts));
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    println!("{table}\n");
+}
+
+fn counts(outcome: &Outcome) -> Vec<(&'static str, String)> {
     let stats = &outcome.stats;
     let hit = |blow| outcome.hits.iter().filter(|hit| hit.blow == blow).count();
     let per_sync = (stats.writes + stats.grants) as f64 / stats.commits.max(1) as f64;
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(["", "count"]);
-    let rows = [
+    vec![
         ("jobs", outcome.jobs.to_string()),
         ("grants", stats.grants.to_string()),
         ("takeovers", stats.takeovers.to_string()),
         ("renewals", stats.renewals.to_string()),
         ("late writes refused", outcome.count(|what| matches!(what, What::Fenced { .. })).to_string()),
+        ("late writes accepted", outcome.overwrote(Ordering::Greater).to_string()),
         ("retries recognised", outcome.count(|what| *what == What::Recognised).to_string()),
+        ("retries written again", outcome.overwrote(Ordering::Equal).to_string()),
         ("workers paused / killed", format!("{} / {}", hit(Blow::Pause), hit(Blow::Kill))),
         ("writes and grants per fsync", format!("{per_sync:.2}")),
         ("elapsed", format!("{:.2} s", outcome.elapsed.as_secs_f64())),
-    ];
-    for (what, count) in rows {
-        table.add_row([what, &count]);
-    }
-    if let Some(column) = table.column_mut(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    println!("{table}\n");
+    ]
 }
 
 /// Checks that what was to be shown was shown: every late write refused, every retry recognised.
@@ -105,6 +132,25 @@ pub fn check_run(outcome: &Outcome) -> Result<()> {
         wrong.push(format!("{lost} results were sent again, and {recognised} of them recognised"));
     }
     none_wrong("the run", &wrong)
+}
+
+/// Checks that the control run shows what the other one prevents: without a check each late write is accepted.
+pub fn check_control(outcome: &Outcome) -> Result<()> {
+    let mut wrong = Vec::new();
+    for Hit { token, worker, job, blow, step, .. } in &outcome.hits {
+        if *blow == Blow::Pause && *step != Step::Accepted {
+            wrong.push(format!(
+                "job {job}: nobody checks tokens, and worker {worker} did not write late under token {token}"
+            ));
+        }
+    }
+    none_wrong("the control run", &wrong)?;
+    println!(
+        "Where no token is checked, {} results are now those of workers that had",
+        outcome.overwrote(Ordering::Greater)
+    );
+    println!("lost their job, and nobody was told.");
+    Ok(())
 }
 
 /// Checks every result of a store that was just reopened, against the file and the grants that were made.

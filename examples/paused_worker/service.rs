@@ -2,18 +2,18 @@
 //!
 //! One job: to put the store behind three questions. [`Service::result`] is where a late write is refused, by
 //! the store and by nothing else: the service keeps no list of who may write, and takes no lock around it.
-//! What is done, it asks the store.
+//! What is done, it asks the store. In the control run results go into [`Results::Map`] instead.
 //!
 //! Read next: `chaos.rs`, what is done to the workers meanwhile.
 
 use crate::Result;
 use crate::chaos::{Blow, Chaos};
 use crate::protocol::{Answer, Ask, JobId, Lines, Stage, WorkerId};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tidewall::{
     Db, Error, Keyspace, KeyspaceOptions, LastOperation, Lease, OperationId, OwnerId, Scope, Token,
@@ -21,6 +21,7 @@ use tidewall::{
 
 pub struct Service {
     jobs: Keyspace,
+    results: Results,
     pub files: Vec<PathBuf>,
     ttl: Duration,
     queue: Mutex<Queue>,
@@ -30,6 +31,21 @@ pub struct Service {
     events: Mutex<Vec<Event>>,
     started: Instant,
     pub chaos: Chaos,
+}
+
+/// Where results are written.
+pub enum Results {
+    /// In the store, which checks the token of each write.
+    Store,
+    /// The control run: in a map that takes what comes, with the token of whoever wrote last. Jobs are granted by
+    /// the store all the same, and the workers are as honest as before.
+    Map(Mutex<HashMap<JobId, Token>>),
+}
+
+impl Results {
+    pub fn map() -> Self {
+        Results::Map(Mutex::default())
+    }
 }
 
 /// Which jobs to look at next. Never the authority on anything: that is the store.
@@ -65,6 +81,10 @@ pub enum What {
         mark: u64,
         last_operation: LastOperation,
     },
+    /// Accepted by the map, in place of what was written under this token.
+    Overwrote {
+        before: Token,
+    },
 }
 
 /// The name of a job's fence. In a keyspace of `Scope::Prefix(b'/')` all keys that start with it are
@@ -82,10 +102,11 @@ pub fn open_jobs(db: &Db) -> Result<Keyspace> {
 }
 
 impl Service {
-    pub fn new(db: &Db, files: Vec<PathBuf>, ttl: Duration, chaos: Chaos) -> Result<Self> {
+    pub fn new(db: &Db, results: Results, files: Vec<PathBuf>, ttl: Duration, chaos: Chaos) -> Result<Self> {
         let queue = Queue { waiting: (0..files.len()).collect(), granted: VecDeque::new() };
         Ok(Service {
             jobs: open_jobs(db)?,
+            results,
             files,
             ttl,
             queue: Mutex::new(queue),
@@ -135,9 +156,28 @@ impl Service {
         operation: OperationId,
         value: &[u8],
     ) -> Result<Answer> {
+        let (what, answer) = match &self.results {
+            Results::Store => self.write_fenced(job, token, operation, value)?,
+            Results::Map(map) => match lock(map).insert(job, token) {
+                None => (What::Committed, Answer::Committed),
+                Some(before) => (What::Overwrote { before }, Answer::Committed),
+            },
+        };
+        self.note(job, token, worker, what);
+        self.chaos.result_came(job, token, &answer);
+        Ok(answer)
+    }
+
+    fn write_fenced(
+        &self,
+        job: JobId,
+        token: Token,
+        operation: OperationId,
+        value: &[u8],
+    ) -> Result<(What, Answer)> {
         // The store compares the token with the mark of `job` where it writes, in one step. A worker that
         // was paused while its job went to somebody else comes back here, with a token below the mark.
-        let (what, answer) = match self.jobs.put_operation(token, operation, &result_key(job), value) {
+        Ok(match self.jobs.put_operation(token, operation, &result_key(job), value) {
             Ok(_) => (What::Committed, Answer::Committed),
             // A retry of what was committed, before or after somebody else got the job: it is done.
             Err(Error::Duplicate { .. }) => (What::Recognised, Answer::Duplicate),
@@ -150,10 +190,7 @@ impl Service {
                 (What::Fenced { mark: mark.get(), last_operation }, Answer::Fenced { mark: mark.get() })
             }
             Err(other) => return Err(other.into()),
-        };
-        self.note(job, token, worker, what);
-        self.chaos.result_came(job, token, &answer);
-        Ok(answer)
+        })
     }
 
     /// Grants a job: one that was taken over goes before one that is new.
@@ -234,7 +271,10 @@ impl Service {
     }
 
     pub fn is_done(&self, job: JobId) -> Result<bool> {
-        Ok(self.jobs.contains_key(&result_key(job))?)
+        match &self.results {
+            Results::Store => Ok(self.jobs.contains_key(&result_key(job))?),
+            Results::Map(map) => Ok(lock(map).contains_key(&job)),
+        }
     }
 
     pub fn done(&self) -> usize {
@@ -255,23 +295,21 @@ impl Service {
     }
 
     pub fn note_at(&self, at: Duration, job: JobId, token: Token, worker: WorkerId, what: What) {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).push(Event {
-            at,
-            job,
-            token,
-            worker,
-            what,
-        });
+        lock(&self.events).push(Event { at, job, token, worker, what });
     }
 
     /// All that happened, in the order of time.
     pub fn events(&self) -> Vec<Event> {
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut events = lock(&self.events).clone();
         events.sort_by_key(|event| event.at);
         events
     }
 
-    fn lock_queue(&self) -> std::sync::MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_queue(&self) -> MutexGuard<'_, Queue> {
+        lock(&self.queue)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
