@@ -119,8 +119,12 @@ pub use types::{
 };
 pub use view::{Iter, KeyRange, Snapshot};
 
-/// Leases: a guide, from the paused worker on.
 pub mod guide {
+    //! Leases: a guide, from the paused worker on.
+    //!
+    // Where the links of the page lead to here. Of two definitions the first counts: those at the end of the page lead to
+    // the sources, for whoever reads it as a file.
+    #![doc = include_str!("../docs/leases.links")]
     #![doc = include_str!("../docs/leases.md")]
 }
 

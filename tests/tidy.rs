@@ -3,7 +3,7 @@
 //! Each rule is a function from sources to complaints. The tests run it on the tree, where it must find
 //! nothing, and on a piece of text that breaks it, where it must find something.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -555,6 +555,50 @@ fn the_code_map_is_the_module_list() {
     let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
     let mapped: Vec<String> = rows.map(|row| ident(row).to_owned()).collect();
     assert_eq!(mapped, declared(&read("src/lib.rs")));
+}
+
+/// What is wrong with the links of a page that is part of the documentation of the crate: each leads to the source
+/// at its end, for whoever reads the file, and to the item in `links`, which rustdoc is given first.
+fn wrong_links<'t>(page: &'t str, links: &'t str, source: impl Fn(&str) -> String) -> Vec<&'t str> {
+    let definition = |line: &'t str| line.strip_prefix("[`")?.split_once("`]: ");
+    let of_rustdoc: Vec<&str> = links.lines().filter_map(definition).map(|(label, _)| label).collect();
+    let of_file: BTreeMap<&str, &str> = page.lines().filter_map(definition).collect();
+    let text = page.lines().filter(|line| definition(line).is_none());
+    let labels = |line: &'t str| {
+        let ends = line.match_indices("`]").filter(|(at, _)| !line[at + 2..].starts_with(['[', '(']));
+        ends.filter_map(|(at, _)| Some(&line[line[..at].rfind("[`")? + 2..at]))
+    };
+    let used: BTreeSet<&str> = text.flat_map(labels).collect();
+    let is_right = |label: &&str| {
+        let item = label.rsplit("::").next().unwrap_or(label);
+        let has_item = |path: &&str| {
+            let words = source(path);
+            ["fn ", "struct ", "enum ", "pub "].iter().any(|kind| words.contains(&format!("{kind}{item}")))
+                || words.contains(&format!("    {item},"))
+        };
+        of_rustdoc.contains(label) && of_file.get(*label).is_some_and(has_item)
+    };
+    let all: BTreeSet<&str> = used.iter().chain(of_file.keys()).chain(&of_rustdoc).copied().collect();
+    all.into_iter().filter(|label| !used.contains(label) || !is_right(label)).collect()
+}
+
+#[test]
+fn pages_link_to_items_for_rustdoc_and_to_sources_for_readers_of_the_file() {
+    for page in ["leases", "testkit"] {
+        let text = read(&format!("docs/{page}.md"));
+        let links = read(&format!("docs/{page}.links"));
+        let wrong = wrong_links(&text, &links, |path| read(&path.replace("../", "")));
+        assert_eq!(wrong, [""; 0], "docs/{page}.md");
+        assert!(!text.contains("crate::"), "docs/{page}.md: what rustdoc alone understands");
+        let hidden = text.lines().enumerate().filter(|(_, line)| line.starts_with("# ")).nth(1);
+        assert_eq!(hidden, None, "docs/{page}.md: a line that rustdoc alone hides");
+    }
+    let page = "see [`f`][`A::f`] and [`B`].\n\n[`A::f`]: a.rs\n[`B`]: a.rs";
+    let links = "[`A::f`]: crate::A::f\n[`B`]: crate::B";
+    assert_eq!(wrong_links(page, links, |_| "pub fn f(\npub struct B;".to_owned()), [""; 0]);
+    assert_eq!(wrong_links(page, links, |_| "pub fn f(".to_owned()), ["B"]);
+    assert_eq!(wrong_links(page, "[`B`]: crate::B", |_| "fn f( struct B".to_owned()), ["A::f"]);
+    assert_eq!(wrong_links("none", links, |_| "fn f( struct B".to_owned()), ["A::f", "B"]);
 }
 
 /// Every path in back quotes exists.

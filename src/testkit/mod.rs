@@ -1,3 +1,4 @@
+#![doc = include_str!("../../docs/testkit.links")]
 #![doc = include_str!("../../docs/testkit.md")]
 //!
 //! Read next: `history.rs`, what makes a write late; `failpoints.rs`, how a worker is made to stop.
