@@ -8,14 +8,15 @@
 use crate::engine::{Engine, FenceHashes, FenceView, KeyspaceState, Version, When};
 use crate::error::{Error, Result};
 use crate::fence::{FenceState, Floor, is_fenced, last_operation, mark};
-use crate::format::op::Head;
 use crate::index::name_hash;
-use crate::log::segment::{Glance, OpRef, Segment, Segments};
+use crate::log::segment::{Found, Glance, OpRef, Segment, Segments};
 use crate::log::usage::Weight;
 use crate::op::{Class, Kind};
 use crate::options::Scope;
+use crate::sync::Arc;
 use crate::types::{Excerpt, Location, Token};
 use crossbeam_epoch::Guard;
+use std::ops::Deref;
 
 impl Engine {
     pub fn hash(&self, keyspace: &KeyspaceState, class: Class, name: &[u8]) -> u64 {
@@ -44,6 +45,7 @@ impl Engine {
     }
 
     /// A little of the newest op under a name, durable or not.
+    #[inline(always)]
     fn glance(
         &self,
         keyspace: &KeyspaceState,
@@ -52,17 +54,27 @@ impl Engine {
         hash: u64,
         guard: &Guard,
     ) -> Result<Option<Glance>> {
+        // Not handed up through the closures: each would copy it.
+        let mut seen = None;
         self.find_newest(hash, guard, |segment, offset| {
-            segment.glance(offset, |head, key| is_head_named(head, key, keyspace, class, name))
-        })
+            segment.look(offset, |op| {
+                let is_it = is_named(op, keyspace, class, name);
+                if is_it {
+                    seen = Some(op.glance());
+                }
+                Ok(is_it.then_some(()))
+            })
+        })?;
+        Ok(seen)
     }
 
+    /// Shows `probe` the ops that may be the newest under the name of `hash`, until it takes one.
     #[inline(always)]
-    fn find_newest<'g, T>(
+    pub fn find_newest<'g, T>(
         &self,
         hash: u64,
         guard: &'g Guard,
-        probe: impl Fn(&'g Segment, u32) -> Result<Option<T>>,
+        mut probe: impl FnMut(&'g Arc<Segment>, u32) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
         loop {
             let mut is_gone = false;
@@ -255,12 +267,14 @@ pub(crate) fn state_of(op: &OpRef<'_>) -> FenceState {
 }
 
 /// Whether an op stands under a name: as a version of a key, or as the state of a fence.
-pub(crate) fn is_named(found: &OpRef<'_>, keyspace: &KeyspaceState, class: Class, name: &[u8]) -> bool {
-    is_head_named(&found.head, found.key(), keyspace, class, name)
-}
-
 #[inline]
-fn is_head_named(head: &Head, key: &[u8], keyspace: &KeyspaceState, class: Class, name: &[u8]) -> bool {
+pub(crate) fn is_named<B: Deref<Target = [u8]>>(
+    found: &Found<B>,
+    keyspace: &KeyspaceState,
+    class: Class,
+    name: &[u8],
+) -> bool {
+    let (head, key) = (&found.head, found.key());
     if head.keyspace != keyspace.id {
         return false;
     }

@@ -10,11 +10,12 @@ use crate::engine::{Engine, KeyspaceState, When};
 use crate::error::Result;
 use crate::format::frame::FRAME_HEADER_BYTES;
 use crate::index::KeyChunk;
-use crate::log::segment::{OpRef, Pinned, Segment};
+use crate::log::segment::{Found, OpView, Pinned, Segment};
 use crate::look_up::is_named;
 use crate::op::{Class, Kind};
 use crate::sync::{Arc, Mutex};
 use crate::types::{Location, Lsn, Mark, Token};
+use crossbeam_epoch::Guard;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
@@ -207,20 +208,65 @@ impl Engine {
         Ok(found.is_some_and(|op| op.head.kind == Kind::Put))
     }
 
+    /// Nearly always the newest op is the version that is asked for, and it is read where it is found.
+    #[inline]
     fn with_version<T>(
         &self,
         keyspace: &KeyspaceState,
         key: &[u8],
         hash: u64,
         when: When,
-        read: impl FnOnce(&Arc<Segment>, &OpRef<'_>) -> Result<T>,
+        read: impl FnOnce(&Arc<Segment>, &OpView<'_>) -> Result<T>,
     ) -> Result<Option<T>> {
         let guard = crossbeam_epoch::pin();
+        let lsn = match when {
+            When::Appended => Lsn::new(u64::MAX),
+            When::Visible => self.progress.durable(),
+            When::At(lsn) => lsn,
+        };
+        let (mut read, mut value) = (Some(read), None);
+        // The value is not handed up through the closures: each would copy it.
+        let newest = self.find_newest(hash, &guard, |segment, offset| {
+            segment.look(offset, |op| {
+                if !is_named(op, keyspace, Class::Key, key) {
+                    return Ok(None);
+                }
+                if op.lsn > lsn {
+                    return Ok(Some(Newest::TooNew));
+                }
+                if let Some(read) = read.take_if(|_| op.head.kind == Kind::Put) {
+                    segment.check_value(op)?;
+                    value = Some(read(segment, op)?);
+                }
+                Ok(Some(Newest::Seen))
+            })
+        })?;
+        match (newest, read) {
+            (Some(Newest::TooNew), Some(read)) => {
+                self.with_older_version(keyspace, key, hash, when, read, &guard)
+            }
+            _ => Ok(value),
+        }
+    }
+
+    /// The same where the newest op is too new: back along the links.
+    #[cold]
+    fn with_older_version<T>(
+        &self,
+        keyspace: &KeyspaceState,
+        key: &[u8],
+        hash: u64,
+        when: When,
+        read: impl FnOnce(&Arc<Segment>, &OpView<'_>) -> Result<T>,
+        guard: &Guard,
+    ) -> Result<Option<T>> {
         loop {
-            let found = self.version(keyspace, key, hash, when, &guard)?;
+            let found = self.version(keyspace, key, hash, when, guard)?;
             let Some(found) = found.filter(|op| op.head.kind == Kind::Put) else { return Ok(None) };
             // If it is gone, what it held was carried elsewhere meanwhile.
-            if let Some(segment) = self.segments.of(found.at.segment, &guard) {
+            if let Some(segment) = self.segments.of(found.at.segment, guard) {
+                let Found { at, lsn, head, bytes } = found;
+                let found = Found { at, lsn, head, bytes: &*bytes };
                 segment.check_value(&found)?;
                 return read(segment, &found).map(Some);
             }
@@ -268,13 +314,18 @@ impl Engine {
         if let Some(at) = sighted.at {
             let guard = crossbeam_epoch::pin();
             if let Some(segment) = self.segments.of(at.segment, &guard) {
-                let op = segment.op(at.offset)?;
-                if op.lsn <= lsn && is_named(&op, keyspace, Class::Key, key) {
-                    if op.head.kind != Kind::Put {
+                let seen = segment.look(at.offset, |op| {
+                    if op.lsn > lsn || !is_named(op, keyspace, Class::Key, key) {
                         return Ok(None);
                     }
-                    segment.check_value(&op)?;
-                    return value_of(segment, &op).map(Some);
+                    if op.head.kind != Kind::Put {
+                        return Ok(Some(None));
+                    }
+                    segment.check_value(op)?;
+                    Ok(Some(Some(value_of(segment, op)?)))
+                })?;
+                if let Some(value) = seen {
+                    return Ok(value);
                 }
             }
         }
@@ -292,7 +343,14 @@ impl Engine {
     }
 }
 
-fn value_of(segment: &Arc<Segment>, found: &OpRef<'_>) -> Result<Value> {
+/// The newest op under a key, to one who reads at an lsn.
+enum Newest {
+    Seen,
+    TooNew,
+}
+
+#[inline]
+fn value_of(segment: &Arc<Segment>, found: &OpView<'_>) -> Result<Value> {
     let range = found.head.value();
     let pinned = if range.len() > COPY_BYTES { segment.pin() } else { None };
     let bytes = match pinned {

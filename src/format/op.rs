@@ -259,7 +259,7 @@ pub(crate) fn encode(op: &Op<'_>, site: &Site, large_checksum: Option<u32>, out:
 
 /// Reads the op that starts at `start` of `bytes`, the bytes of its segment (or a piece of them:
 /// `offset` is then where `start` lies in `segment`). Proves nothing: see [`Head::verify_head`].
-#[inline]
+#[inline(always)]
 pub(crate) fn decode(bytes: &[u8], start: usize, segment: SegmentId, offset: u32) -> Result<Head, BadOp> {
     let mut at = Reader { bytes, at: start };
     let checksum = at.u32().ok_or(SHORT)?;
@@ -340,6 +340,7 @@ impl<'a> Reader<'a> {
         self.take(N)?.try_into().ok()
     }
 
+    #[inline(always)]
     pub fn u8(&mut self) -> Option<u8> {
         let byte = *self.bytes.get(self.at)?;
         self.at += 1;
@@ -358,15 +359,21 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn varint(&mut self) -> Option<u64> {
-        let mut number = 0;
-        for shift in (0..64).step_by(7) {
+        let first = self.u8()?;
+        if first < 0x80 { Some(first.into()) } else { self.more_of_varint(first) }
+    }
+
+    /// Out of line: most numbers here are small.
+    fn more_of_varint(&mut self, first: u8) -> Option<u64> {
+        let mut number = u64::from(first & 0x7f);
+        for shift in (7..64).step_by(7) {
             let byte = self.u8()?;
             if shift == 63 && byte > 1 {
                 return None;
             }
-            number |= ((byte & 0x7f) as u64) << shift;
+            number |= u64::from(byte & 0x7f) << shift;
             if byte < 0x80 {
                 return Some(number);
             }

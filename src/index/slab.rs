@@ -1,8 +1,8 @@
-//! Where the tables of the index lie: each in memory of its own, or many that are loaded together in one slab.
+//! Where the tables of the index lie: the first few in memory of their own, all others many in one slab.
 //!
 //! One job: an index of 10⁷ names has some eight thousand tables, and most of what it took to load them was the page
-//! faults of fresh memory. A slab is one large page where the system has them. It is given back with the last of
-//! its tables.
+//! faults of fresh memory; and who jumps about in many small pages looks for the page longer than for the slot. A slab
+//! is one large page where the system has them. It is given back with the last of its tables.
 //!
 //! Promises that a table is dropped once, the way it was made.
 //!
@@ -11,7 +11,8 @@
 
 use super::table::Table;
 use crate::storage::memory;
-use crate::sync::{Arc, AtomicUsize};
+use crate::sync::{Arc, AtomicUsize, Ordering};
+use crossbeam_queue::SegQueue;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -23,6 +24,46 @@ pub(crate) const SLAB_TABLES: usize = LARGE_PAGE_BYTES / size_of::<Table>();
 
 /// So few are not worth a mapping of their own, which costs more to make and to give back than they do.
 const FEW_TABLES: usize = 8;
+
+/// Tables without a use, for whoever needs one next.
+#[derive(Default)]
+pub(super) struct Stock {
+    free: SegQueue<OwnedTable>,
+    /// Tables that were made one by one.
+    single: AtomicUsize,
+}
+
+impl Stock {
+    /// A table without entries.
+    pub fn take(&self) -> OwnedTable {
+        if let Some(mut table) = self.free.pop() {
+            table.clear(0);
+            return table;
+        }
+        if self.single.load(Ordering::Relaxed) >= FEW_TABLES
+            && let Ok(slab) = OwnedTable::slab(SLAB_TABLES)
+        {
+            let mut slab = slab.into_iter();
+            if let Some(first) = slab.next() {
+                slab.for_each(|table| self.free.push(table));
+                return first;
+            }
+        }
+        self.single.fetch_add(1, Ordering::Relaxed);
+        OwnedTable::from(Table::new(0))
+    }
+
+    /// Keeps a table that nobody can reach any more, unless there are many: then the memory is given back.
+    pub fn put(&self, table: OwnedTable) {
+        if self.free.len() < SLAB_TABLES {
+            self.free.push(table);
+        }
+    }
+
+    pub fn heap_bytes(&self) -> usize {
+        self.free.len() * size_of::<Table>()
+    }
+}
 
 /// A table that nobody else can reach.
 pub(super) struct OwnedTable(NonNull<Table>);
@@ -111,6 +152,7 @@ impl Drop for OwnedTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::index::Place;
 
     #[test]
     fn the_last_table_of_a_slab_gives_it_back_whatever_the_order() {
@@ -127,5 +169,35 @@ mod tests {
         assert_eq!(slab.strong_count(), 0);
         assert!(OwnedTable::from(Table::new(3)).slab.is_none());
         assert!(OwnedTable::slab(FEW_TABLES).unwrap().iter().all(|table| table.slab.is_none()));
+    }
+
+    #[test]
+    fn a_table_that_is_used_again_has_nothing_of_its_last_use() {
+        let stock = Stock::default();
+        let mut table = stock.take();
+        table.depth = 20;
+        // One hash for all: two lines of them, and the rest is spilled.
+        (1..100).for_each(|offset| assert!(table.try_insert(42, Place { segment: 0, offset })));
+        assert!(table.spill.get().is_some() && table.len() == 99);
+        let at = &raw const *table;
+        stock.put(table);
+        let table = stock.take();
+        assert!(std::ptr::eq(at, &raw const *table), "it was kept");
+        assert!(table.spill.get().is_none() && table.len() == 0 && table.places().next().is_none());
+        assert_eq!(table.depth, 0);
+    }
+
+    #[test]
+    fn many_tables_lie_in_slabs_and_what_many_leave_is_given_back() {
+        let stock = Stock::default();
+        let tables: Vec<_> = (0..FEW_TABLES + SLAB_TABLES + 1).map(|_| stock.take()).collect();
+        assert_eq!(tables.iter().filter(|table| table.slab.is_none()).count(), FEW_TABLES);
+        assert_eq!(stock.free.len(), SLAB_TABLES - 1);
+        let second = Arc::downgrade(tables[FEW_TABLES + SLAB_TABLES].slab.as_ref().unwrap());
+        tables.into_iter().for_each(|table| stock.put(table));
+        assert_eq!(stock.free.len(), SLAB_TABLES);
+        assert!(stock.heap_bytes() < LARGE_PAGE_BYTES);
+        while stock.free.pop().is_some() {}
+        assert_eq!(second.strong_count(), 0);
     }
 }

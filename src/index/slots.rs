@@ -12,7 +12,7 @@
 //! Read next: `table.rs`.
 #![allow(unsafe_code)]
 
-use super::slab::OwnedTable;
+use super::slab::{OwnedTable, Stock};
 use super::table::{Place, TAG_BITS, Table};
 use crate::sync::{Arc, AtomicUsize, Ordering};
 use crossbeam_epoch::{self as epoch, Atomic, Guard, Owned, Shared};
@@ -58,17 +58,18 @@ impl Directory {
 }
 
 /// Hands a table over to a directory, until [`retire`] or the drop of the index.
-fn give<'g>(table: impl Into<OwnedTable>) -> Shared<'g, Table> {
-    Shared::from(table.into().into_raw())
+fn give<'g>(table: OwnedTable) -> Shared<'g, Table> {
+    Shared::from(table.into_raw())
 }
 
-/// Drops a table when its last reader is gone.
+/// Takes a table back when its last reader is gone.
 // SAFETY: asks that no entry of the newest directory names it, and that it is retired once.
-unsafe fn retire(table: Shared<'_, Table>, guard: &Guard) {
+unsafe fn retire(table: Shared<'_, Table>, stock: &Arc<Stock>, guard: &Guard) {
+    let stock = Arc::clone(stock);
     // SAFETY: tables come from `give`; whoever could still reach this one was pinned before now.
     unsafe {
         let table = OwnedTable::from_raw(table.as_raw());
-        guard.defer_unchecked(move || drop(table));
+        guard.defer_unchecked(move || stock.put(table));
     }
 }
 
@@ -76,12 +77,14 @@ unsafe fn retire(table: Shared<'_, Table>, guard: &Guard) {
 pub(crate) struct Slots {
     directory: Atomic<Directory>,
     len: AtomicUsize,
+    stock: Arc<Stock>,
 }
 
 impl Slots {
     fn new() -> Self {
-        let first = Directory { depth: 0, tables: Box::new([Atomic::from(give(Table::new(0)))]) };
-        Slots { directory: Atomic::new(first), len: AtomicUsize::new(0) }
+        let stock = Arc::new(Stock::default());
+        let first = Directory { depth: 0, tables: Box::new([Atomic::from(give(stock.take()))]) };
+        Slots { directory: Atomic::new(first), len: AtomicUsize::new(0), stock }
     }
 
     #[inline(always)]
@@ -133,7 +136,7 @@ impl Slots {
     pub fn heap_bytes(&self) -> usize {
         let guard = &epoch::pin();
         let directory = self.directory(guard);
-        let mut bytes = size_of::<Directory>() + size_of_val(&*directory.tables);
+        let mut bytes = size_of::<Directory>() + size_of_val(&*directory.tables) + self.stock.heap_bytes();
         self.each_table(guard, |table| bytes += table.heap_bytes());
         bytes
     }
@@ -245,7 +248,7 @@ pub(crate) fn saved_slots(tables: Vec<SavedTable>) -> Option<(Arc<Slots>, SlotsW
         directory.extend(std::iter::repeat_with(|| Atomic::from(table)).take(share));
     }
     let directory = Atomic::new(Directory { depth, tables: directory.into() });
-    let slots = Arc::new(Slots { directory, len: AtomicUsize::new(len) });
+    let slots = Arc::new(Slots { directory, len: AtomicUsize::new(len), stock: Arc::default() });
     Some((Arc::clone(&slots), SlotsWriter(slots)))
 }
 
@@ -294,12 +297,14 @@ impl SlotsWriter {
         }
         let retired = [directory.table(hash, guard), directory.table(other_hash, guard)];
         let halves = if hash < other_hash { [table, other] } else { [other, table] };
-        let merged = give(Table::merged(halves));
+        let mut merged = self.0.stock.take();
+        merged.merge(halves);
+        let merged = give(merged);
         // Where the two stood, one by the other, as if it were about to be split into itself.
         directory.point(hash, table.depth - 1, [merged, merged]);
         for table in retired {
             // SAFETY: no entry of the newest directory names it, and this is the one writer: retired once.
-            unsafe { retire(table, guard) };
+            unsafe { retire(table, &self.0.stock, guard) };
         }
         guard.flush();
         true
@@ -314,7 +319,9 @@ impl SlotsWriter {
     fn split(&mut self, hash: u64, guard: &Guard) {
         let directory = self.0.directory(guard);
         let table = self.0.table(hash, guard);
-        let halves = table.halves().map(give);
+        let [mut low, mut high] = [self.0.stock.take(), self.0.stock.take()];
+        table.split_into([&mut low, &mut high]);
+        let halves = [low, high].map(give);
         let retired = directory.table(hash, guard);
         if table.depth < directory.depth {
             directory.point(hash, table.depth, halves);
@@ -326,7 +333,7 @@ impl SlotsWriter {
             unsafe { guard.defer_destroy(last) };
         }
         // SAFETY: as above; every entry of the newest directory that named the table names a half.
-        unsafe { retire(retired, guard) };
+        unsafe { retire(retired, &self.0.stock, guard) };
         // Tables are large: hand them over now instead of when 64 of them wait in this thread.
         guard.flush();
     }
@@ -546,9 +553,14 @@ mod tests {
         (0..12).for_each(|n| writer.insert(hash(n), place(n)));
         let others = 100..4000;
         others.clone().for_each(|n| writer.insert(mix(n.into()), place(n)));
-        let split = slots.heap_bytes();
+        let tables = || {
+            let mut count = 0;
+            slots.each_table(&epoch::pin(), |_| count += 1);
+            count
+        };
+        let split = tables();
         others.for_each(|n| assert!(writer.remove(mix(n.into()), place(n))));
-        assert!(slots.heap_bytes() < split, "they were merged");
+        assert!(tables() < split, "they were merged");
         (0..12).for_each(|n| assert!(holds(&slots, hash(n), place(n)), "{n} is lost"));
         assert_eq!(slots.len(), 12);
     }

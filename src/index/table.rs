@@ -285,9 +285,21 @@ impl Table {
         }
     }
 
-    /// The two tables that hold the entries of this one, told apart by the next bit of the tag.
-    pub(super) fn halves(&self) -> [Box<Table>; 2] {
-        let halves = [Table::new(self.depth + 1), Table::new(self.depth + 1)];
+    /// Becomes one without entries, but stays where it is.
+    pub(super) fn clear(&mut self, depth: u32) {
+        self.lines.iter_mut().for_each(|line| *line = Line::default());
+        self.depth = depth;
+        self.used = AtomicUsize::new(0);
+        self.spilled = AtomicUsize::new(0);
+        self.spill = OnceLock::new();
+    }
+
+    /// Gives the entries of this table to two without any, told apart by the next bit of the tag.
+    pub(super) fn split_into(&self, halves: [&mut Table; 2]) {
+        let halves = halves.map(|half| {
+            half.depth = self.depth + 1;
+            &*half
+        });
         let side = |word: u64| (word >> (63 - self.depth)) as usize & 1;
         for (n, line) in self.lines.iter().enumerate() {
             let rest = if line.is_open() { EMPTY } else { VACATED };
@@ -305,14 +317,14 @@ impl Table {
         for word in self.in_spill().flat_map(Line::words).filter(|&word| is_entry(word)) {
             halves[side(word)].spill(word);
         }
-        halves
     }
 
-    /// The table of which these two are the halves. An entry keeps its line, as in a split; which of the two
+    /// Becomes the table of which these two are the halves; it is without entries. An entry keeps its line, as in a split; which of the two
     /// lines of its hash that is nobody knows, so one that finds no slot there is spilled, and then no line of
     /// the table is open: a search that ended at the other line would not meet it.
-    pub(super) fn merged(halves: [&Table; 2]) -> Box<Table> {
-        let table = Table::new(halves[0].depth - 1);
+    pub(super) fn merge(&mut self, halves: [&Table; 2]) {
+        self.depth = halves[0].depth - 1;
+        let table = &*self;
         let mut overflows = false;
         for (n, line) in table.lines.iter().enumerate() {
             for word in halves.iter().flat_map(|half| half.lines[n].words()).filter(|&word| is_entry(word)) {
@@ -334,7 +346,6 @@ impl Table {
                 table.spill(word);
             }
         }
-        table
     }
 
     /// Appends what a saved table is: see `docs/format.md`, "Index file".

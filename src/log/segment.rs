@@ -23,6 +23,7 @@ use crate::types::{Location, Lsn, SegmentId};
 use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
 use std::fmt;
 use std::io;
+use std::ops::Deref;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
@@ -55,7 +56,7 @@ pub(crate) enum Bytes<'a> {
     Owned(Vec<u8>),
 }
 
-impl std::ops::Deref for Bytes<'_> {
+impl Deref for Bytes<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -88,13 +89,18 @@ impl Drop for Pinned {
 }
 
 /// An op found in the log.
-pub(crate) struct OpRef<'a> {
+pub(crate) struct Found<B> {
     pub at: Location,
     /// The op's own lsn, which orders time: for a moved op not the one of its frame.
     pub lsn: Lsn,
     pub head: Head,
-    pub bytes: Bytes<'a>,
+    pub bytes: B,
 }
+
+/// One to keep for a while.
+pub(crate) type OpRef<'a> = Found<Bytes<'a>>;
+/// One to look at where it is: it is not copied, which costs more than finding it.
+pub(crate) type OpView<'a> = Found<&'a [u8]>;
 
 /// What a refusal needs to know of an op, and a write that follows it.
 #[derive(Clone, Copy, Debug)]
@@ -111,9 +117,22 @@ pub(crate) struct Glance {
     pub len: u32,
 }
 
-impl OpRef<'_> {
+impl<B: Deref<Target = [u8]>> Found<B> {
     pub fn op(&self) -> Op<'_> {
         self.head.op(&self.bytes)
+    }
+
+    pub fn glance(&self) -> Glance {
+        Glance {
+            at: self.at,
+            token: self.head.token,
+            lsn: self.lsn,
+            kind: self.head.kind,
+            is_numbered: self.head.is_numbered(),
+            is_moved: self.head.is_moved(),
+            is_state: self.head.fence().is_some(),
+            len: self.head.len(),
+        }
     }
 
     pub fn key(&self) -> &[u8] {
@@ -125,9 +144,9 @@ impl OpRef<'_> {
     }
 }
 
-impl fmt::Debug for OpRef<'_> {
+impl<B> fmt::Debug for Found<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpRef").field("at", &self.at).field("lsn", &self.lsn).finish_non_exhaustive()
+        f.debug_struct("Found").field("at", &self.at).field("lsn", &self.lsn).finish_non_exhaustive()
     }
 }
 
@@ -149,35 +168,18 @@ impl Segment {
         }
     }
 
-    /// As [`Segment::op`], for who wants only a little of the op that stands under a name: an op that is
-    /// handed up from here is copied several times, and that costs more than finding it.
-    #[inline]
-    pub fn glance(&self, offset: u32, is_named: impl FnOnce(&Head, &[u8]) -> bool) -> Result<Option<Glance>> {
+    /// Shows the op at `offset`, as [`Segment::op`] would answer it.
+    #[inline(always)]
+    pub fn look<T>(&self, offset: u32, look: impl FnOnce(&OpView<'_>) -> Result<T>) -> Result<T> {
         let (bytes, verify): (&[u8], bool) = match &self.body {
             Body::Image(image) => (image.bytes(), false),
             Body::Map(map) => (map, true),
-            Body::Pread(_) => {
-                let found = self.op(offset)?;
-                let glance = self.glance_of(offset, &found.head, found.lsn);
-                return Ok(is_named(&found.head, found.key()).then_some(glance));
+            Body::Pread(end) => {
+                let Found { at, lsn, head, bytes } = self.op_by_reading(offset, *end)?;
+                return look(&Found { at, lsn, head, bytes: &*bytes });
             }
         };
-        let (head, lsn) = self.head(bytes, 0, offset, verify)?;
-        Ok(is_named(&head, &bytes[head.key()]).then(|| self.glance_of(offset, &head, lsn)))
-    }
-
-    #[inline]
-    fn glance_of(&self, offset: u32, head: &Head, lsn: Lsn) -> Glance {
-        Glance {
-            at: self.location(offset),
-            token: head.token,
-            lsn,
-            kind: head.kind,
-            is_numbered: head.is_numbered(),
-            is_moved: head.is_moved(),
-            is_state: head.fence().is_some(),
-            len: head.len(),
-        }
+        look(&self.parse(bytes, 0, offset, verify)?)
     }
 
     /// Everything readable without a system call: empty where values are read with positioned reads.
@@ -251,7 +253,7 @@ impl Segment {
     }
 
     /// Verifies the value of an op as well, when it is a large one.
-    pub fn check_value(&self, found: &OpRef<'_>) -> Result<()> {
+    pub fn check_value<B: Deref<Target = [u8]>>(&self, found: &Found<B>) -> Result<()> {
         if matches!(self.body, Body::Image(_)) || found.head.verify_value(&found.bytes) {
             return Ok(());
         }
@@ -263,12 +265,16 @@ impl Segment {
     }
 
     /// `bytes` start at `base` of the segment and hold at least the frame header and the op.
-    fn parse<'a>(&self, bytes: Bytes<'a>, base: u32, offset: u32, verify: bool) -> Result<OpRef<'a>> {
+    #[inline(always)]
+    fn parse<B>(&self, bytes: B, base: u32, offset: u32, verify: bool) -> Result<Found<B>>
+    where
+        B: Deref<Target = [u8]>,
+    {
         let (head, lsn) = self.head(&bytes, base, offset, verify)?;
-        Ok(OpRef { at: self.location(offset), lsn, head, bytes })
+        Ok(Found { at: self.location(offset), lsn, head, bytes })
     }
 
-    /// Inlined, for the head is several words: see [`Segment::glance`].
+    /// Inlined, for the head is several words: see [`Segment::look`].
     #[inline(always)]
     fn head(&self, bytes: &[u8], base: u32, offset: u32, verify: bool) -> Result<(Head, Lsn)> {
         let start = offset.wrapping_sub(base) as usize;
@@ -322,7 +328,7 @@ impl Segment {
         }
         bytes.truncate(head.end());
         let lsn = head.moved_lsn(&bytes).unwrap_or(lsn);
-        Ok(OpRef { at: self.location(offset), lsn, head, bytes: Bytes::Owned(bytes) })
+        Ok(Found { at: self.location(offset), lsn, head, bytes: Bytes::Owned(bytes) })
     }
 }
 
