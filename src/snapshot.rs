@@ -393,7 +393,7 @@ struct Sighted {
     at: Option<Location>,
 }
 
-const FIRST_CHUNK: usize = 16;
+const FIRST_CHUNK: usize = 32;
 const LARGEST_CHUNK: usize = 1024;
 /// Keys looked up side by side, and at the start of a walk, which may be wanted for one key only.
 const AHEAD: usize = 32;

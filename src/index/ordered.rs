@@ -194,7 +194,7 @@ impl OrderedKeys {
         limit: usize,
         out: &mut KeyChunk,
     ) -> Result<(), Unsorted> {
-        out.clear();
+        out.clear(limit);
         let keys = self.keys.read();
         let Keys::Sorted(keys) = &*keys else { return Err(Unsorted) };
         if !is_void(from, to) {
@@ -211,7 +211,7 @@ impl OrderedKeys {
         limit: usize,
         out: &mut KeyChunk,
     ) -> Result<(), Unsorted> {
-        out.clear();
+        out.clear(limit);
         let keys = self.keys.read();
         let Keys::Sorted(keys) = &*keys else { return Err(Unsorted) };
         if !is_void(from, to) {
@@ -314,10 +314,12 @@ impl KeyChunk {
         self.ends.len()
     }
 
-    /// Forgets the keys, keeps the memory.
-    pub fn clear(&mut self) {
+    /// Forgets the keys, keeps the memory, and has some for as many short ones.
+    pub fn clear(&mut self, keys: usize) {
         self.bytes.clear();
         self.ends.clear();
+        self.bytes.reserve(keys * SHORT_BYTES);
+        self.ends.reserve(keys);
     }
 
     fn push(&mut self, key: &[u8]) {
