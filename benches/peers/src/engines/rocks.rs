@@ -1,4 +1,4 @@
-//! RocksDB, the C++ library through the `rocksdb` crate.
+//! RocksDB, the system's C++ library through the `rocksdb` crate.
 //!
 //! `rocksdb`: a plain database, `sync` on, a striped lock of ours around read, check and write.
 //! `rocksdb-recycle`: the same with recycled log files, so that in the steady state a sync does not have to
@@ -6,20 +6,22 @@
 //! `rocksdb-txn`: a pessimistic `TransactionDB`: `get_for_update`, then a commit with `sync`.
 
 use crate::store::*;
+use rocksdb::properties::{COMPACTION_PENDING, NUM_RUNNING_COMPACTIONS};
 use rocksdb::{
     BlockBasedOptions, Cache, DB, DBCompressionType, FlushOptions, Options, TransactionDB,
     TransactionDBOptions, TransactionOptions, WriteBatch, WriteBatchWithTransaction, WriteOptions,
 };
 use std::path::Path;
+use std::time::Duration;
 
-fn opts(recycle: bool) -> Options {
+fn opts(recycle: bool) -> Res<Options> {
     let mut o = Options::default();
     o.create_if_missing(true);
     o.increase_parallelism(2);
     o.set_compression_type(DBCompressionType::Lz4);
     o.set_bytes_per_sync(1 << 20);
     let mut b = BlockBasedOptions::default();
-    b.set_block_cache(&Cache::new_lru_cache(1 << 30));
+    b.set_block_cache(&Cache::new_lru_cache(1 << 30)?);
     b.set_bloom_filter(10.0, false);
     b.set_cache_index_and_filter_blocks(false);
     o.set_block_based_table_factory(&b);
@@ -27,7 +29,7 @@ fn opts(recycle: bool) -> Options {
         o.set_recycle_log_file_num(4);
         o.set_write_buffer_size(8 << 20);
     }
-    o
+    Ok(o)
 }
 
 fn sync() -> WriteOptions {
@@ -41,11 +43,9 @@ struct Plain {
     stripes: Stripes,
     w: WriteOptions,
 }
-// SAFETY: the options of a write are only read once they are made; the crate leaves the claim out.
-unsafe impl Sync for Plain {}
 
 fn plain(p: &Path, recycle: bool) -> Res<Box<dyn FencedStore>> {
-    let db = DB::open(&opts(recycle), p)?;
+    let db = DB::open(&opts(recycle)?, p)?;
     Ok(Box::new(Plain { db, stripes: Stripes::new(), w: sync() }))
 }
 pub fn open(p: &Path) -> Res<Box<dyn FencedStore>> {
@@ -96,9 +96,15 @@ impl FencedStore for Plain {
         let mut f = FlushOptions::default();
         f.set_wait(true);
         self.db.flush_opt(&f)?;
-        let mut w = rocksdb::WaitForCompactOptions::default();
-        w.set_flush(true);
-        self.db.wait_for_compact(&w)?;
+        // Nothing is written meanwhile. A compaction is pending until it runs, and one that ends can leave another
+        // pending: at rest is what was so twice in a row.
+        let mut at_rest = 0;
+        while at_rest < 2 {
+            let pending = self.db.property_int_value(COMPACTION_PENDING)?;
+            let running = self.db.property_int_value(NUM_RUNNING_COMPACTIONS)?;
+            at_rest = if (pending, running) == (Some(0), Some(0)) { at_rest + 1 } else { 0 };
+            std::thread::sleep(Duration::from_millis(10));
+        }
         Ok(())
     }
 }
@@ -108,14 +114,12 @@ struct Txn {
     w: WriteOptions,
     t: TransactionOptions,
 }
-// SAFETY: as for `Plain`.
-unsafe impl Sync for Txn {}
 
 pub fn open_txn(p: &Path) -> Res<Box<dyn FencedStore>> {
     let mut to = TransactionDBOptions::default();
     to.set_default_lock_timeout(60_000);
     to.set_txn_lock_timeout(60_000);
-    let db = TransactionDB::open(&opts(false), &to, p)?;
+    let db = TransactionDB::open(&opts(false)?, &to, p)?;
     Ok(Box::new(Txn { db, w: sync(), t: TransactionOptions::default() }))
 }
 
