@@ -71,6 +71,7 @@ mod refresh;
 // Front: what a user types.
 mod observe;
 mod db;
+mod walk;
 mod view;
 mod batch;
 mod keyspace;

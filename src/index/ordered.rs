@@ -314,8 +314,9 @@ impl KeyChunk {
         self.ends.len()
     }
 
-    /// Forgets the keys, keeps the memory, and has some for as many short ones.
+    /// Forgets the keys, keeps the memory, and has some for as many short ones, if they are not too many.
     pub fn clear(&mut self, keys: usize) {
+        let keys = keys.min(KEPT);
         self.bytes.clear();
         self.ends.clear();
         self.bytes.reserve(keys * SHORT_BYTES);

@@ -1,4 +1,4 @@
-//! Where the tables of the index lie: the first few in memory of their own, all others many in one slab.
+//! Where the tables of the index lie: a few in memory of their own, all others many in one slab.
 //!
 //! One job: an index of 10⁷ names has some eight thousand tables, and most of what it took to load them was the page
 //! faults of fresh memory; and who jumps about in many small pages looks for the page longer than for the slot. A slab
@@ -24,6 +24,10 @@ pub(crate) const SLAB_TABLES: usize = LARGE_PAGE_BYTES / size_of::<Table>();
 
 /// So few are not worth a mapping of their own, which costs more to make and to give back than they do.
 const FEW_TABLES: usize = 8;
+/// As an index grows, it has so many in memory of their own first: a small one is to be small.
+const SINGLE_TABLES: usize = 128;
+/// So many of them are kept when they are not needed.
+const KEPT_TABLES: usize = 4;
 
 /// Tables without a use, for whoever needs one next.
 #[derive(Default)]
@@ -40,7 +44,7 @@ impl Stock {
             table.clear(0);
             return table;
         }
-        if self.single.load(Ordering::Relaxed) >= FEW_TABLES
+        if self.single.load(Ordering::Relaxed) >= SINGLE_TABLES
             && let Ok(slab) = OwnedTable::slab(SLAB_TABLES)
         {
             let mut slab = slab.into_iter();
@@ -53,9 +57,10 @@ impl Stock {
         OwnedTable::from(Table::new(0))
     }
 
-    /// Keeps a table that nobody can reach any more, unless there are many: then the memory is given back.
+    /// Keeps a table that nobody can reach any more, unless there are many: then it is given back.
     pub fn put(&self, table: OwnedTable) {
-        if self.free.len() < SLAB_TABLES {
+        let most = if table.slab.is_some() { SLAB_TABLES } else { KEPT_TABLES };
+        if self.free.len() < most {
             self.free.push(table);
         }
     }
@@ -190,11 +195,15 @@ mod tests {
     #[test]
     fn many_tables_lie_in_slabs_and_what_many_leave_is_given_back() {
         let stock = Stock::default();
-        let tables: Vec<_> = (0..FEW_TABLES + SLAB_TABLES + 1).map(|_| stock.take()).collect();
-        assert_eq!(tables.iter().filter(|table| table.slab.is_none()).count(), FEW_TABLES);
+        let mut tables: Vec<_> = (0..SINGLE_TABLES + SLAB_TABLES + 1).map(|_| stock.take()).collect();
+        assert_eq!(tables.iter().filter(|table| table.slab.is_none()).count(), SINGLE_TABLES);
         assert_eq!(stock.free.len(), SLAB_TABLES - 1);
-        let second = Arc::downgrade(tables[FEW_TABLES + SLAB_TABLES].slab.as_ref().unwrap());
+        let second = Arc::downgrade(tables[SINGLE_TABLES + SLAB_TABLES].slab.as_ref().unwrap());
+        let in_slabs = tables.split_off(SINGLE_TABLES);
+        while stock.free.pop().is_some() {}
         tables.into_iter().for_each(|table| stock.put(table));
+        assert_eq!(stock.free.len(), KEPT_TABLES);
+        in_slabs.into_iter().for_each(|table| stock.put(table));
         assert_eq!(stock.free.len(), SLAB_TABLES);
         assert!(stock.heap_bytes() < LARGE_PAGE_BYTES);
         while stock.free.pop().is_some() {}
