@@ -28,7 +28,7 @@ const MIN_FOLLOWING_BYTES: u64 = 1 << 20;
 /// groups, so that few writes meet that; in stores up to so large, and up to such a size: space counts too.
 const GROUPS: u64 = 512;
 const GROUPS_MATTER_BYTES: u64 = 128 << 20;
-const MAX_FOR_GROUPS: u64 = 4 << 20;
+const MAX_FOR_GROUPS: u64 = 2 << 20;
 /// Groups from here on are a bulk load: its segments are not written with zeros first.
 const BULK_BYTES: u64 = 256 << 10;
 /// What is written of a spare at once.
