@@ -32,14 +32,15 @@ const TRIES: usize = 5;
 /// read, and two of them need not fit together.
 ///
 /// ```
-/// # let scratch = tempfile::tempdir()?;
-/// let dir = scratch.path().join("data");
+/// # let dir = tempfile::tempdir()?;
+/// # let dir = dir.path().join("data");
 /// let db = tidewall::Db::open(&dir)?;
 /// let seen = tidewall::Inspection::of(&dir)?;
 /// for segment in seen.segments()? {
 ///     println!("{segment:?}");
 /// }
-/// # db.close()?; Ok::<(), Box<dyn std::error::Error>>(())
+/// # db.close()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Inspection {
@@ -187,8 +188,6 @@ pub enum LogChange {
         owner: OwnerId,
         /// For how long.
         ttl: Ttl,
-        /// In which opening of the store: see [`Inspection::incarnation`].
-        incarnation: u64,
     },
     /// A lease was given back.
     Release {
@@ -472,9 +471,10 @@ fn whole<T>(read: impl Fn() -> Result<T>, is_whole: impl Fn(&Result<T>) -> bool)
 
 /// A frame that was found whole.
 fn frame(bytes: &[u8], segment: SegmentId, offset: u32, header: &FrameHeader) -> LogFrame {
-    let mut at = offset as usize + FRAME_HEADER_BYTES;
-    let to = at + header.body_len as usize;
+    let from = offset as usize + FRAME_HEADER_BYTES;
+    let to = from + header.body_len as usize;
     let mut ops = Vec::new();
+    let mut at = from;
     while at < to
         && let Ok(head) = op::decode(&bytes[..to], at, segment, at as u32)
     {
@@ -509,8 +509,8 @@ fn change(op: &Op<'_>) -> Option<LogChange> {
         Kind::Put => LogChange::Put { key: name, value: op.value.to_vec() },
         Kind::Delete => LogChange::Delete { key: name },
         Kind::Grant => {
-            let GrantValue { owner, ttl, incarnation } = GrantValue::decode(op.value)?;
-            LogChange::Grant { fence: name, owner, ttl, incarnation }
+            let GrantValue { owner, ttl, .. } = GrantValue::decode(op.value)?;
+            LogChange::Grant { fence: name, owner, ttl }
         }
         Kind::Release => LogChange::Release { fence: name },
         Kind::Mark => LogChange::Raise { fence: name, reason: op.value.to_vec() },

@@ -295,7 +295,7 @@ fn what_cannot_be_right_is_a_usage_error() {
 #[test]
 fn no_store_and_damage_have_their_codes() {
     let at = Place::new();
-    for command in ["info", "stats", "log", "grants", "keys", "holders", "dump"] {
+    for command in ["info", "stats", "log", "keys", "holders", "dump"] {
         run(command, &at.dir, &[], b"").fails(5, "does not exist");
     }
     at.run("put", ["rows", "a", "v", "--token", "1"]).fails(5, "does not exist");
@@ -346,7 +346,6 @@ fn commands_that_read_leave_the_files_as_they_are() {
     at.run("info", []).ok();
     at.run("stats", []).ok();
     at.run("log", ["--values"]).ok();
-    at.run("grants", []).ok();
     at.run("keys", ["jobs"]).ok();
     at.run("get", ["jobs", "7/result"]).ok();
     at.run("holders", []).ok();
@@ -682,48 +681,6 @@ fn info_names_the_index_file_and_what_lies_behind_it() {
     assert!(at.run("info", []).ok().contains("is of no use: it is missing"));
 }
 
-/// Who was granted what, and what ended it as far as the log tells.
-#[test]
-fn grants_are_seen_beside_a_live_store() {
-    let at = Place::filled();
-    let db = open(Options::new(), &at.dir);
-    let rows = db.open_keyspace("rows").unwrap().unwrap();
-    let jobs = db.open_keyspace("jobs").unwrap().unwrap();
-    let [held, back, broken, below] =
-        [b"10/", b"11/", b"12/", b"13/"].map(|key| jobs.lease(key).acquire().unwrap());
-    let owners = [&held, &back, &broken, &below].map(|lease| lease.owner().to_string());
-    let number = held.token().get();
-    back.release().unwrap();
-    jobs.break_lease(b"12/", "gone").unwrap().unwrap();
-    let next = jobs.lease(b"14/").ttl(Ttl::INFINITE).acquire().unwrap();
-    jobs.raise(next.token(), b"13/").unwrap();
-    // A release is not synced: it rides with the next write.
-    rows.put(token(99), b"a", b"live").unwrap();
-    let granted = at.run("grants", ["jobs", "--prefix", "1", "--json"]).json();
-    let shown: Vec<_> =
-        granted.iter().map(|line| [&line["fence"], &line["ended"]].map(Json::as_str)).collect();
-    let expected = [
-        ("10/", None),
-        ("11/", Some("released")),
-        ("12/", Some("fenced")),
-        ("13/", Some("fenced")),
-        ("14/", None),
-    ];
-    assert_eq!(shown, expected.map(|(fence, ended)| [Some(fence), ended]), "{granted:?}");
-    assert!(granted.iter().zip(&owners).all(|(line, owner)| line["owner"] == **owner), "{granted:?}");
-    assert_eq!((&granted[0]["token"], &granted[0]["ttl_ms"]), (&number.into(), &10_000.into()));
-    assert_eq!(granted[4]["ttl_ms"], Json::Null);
-    let shown = at.run("grants", []).ok();
-    assert!(shown.contains("reopened") && shown.contains("stand in no log"), "{shown}");
-    jobs.raise_all(next.token()).unwrap();
-    let ended =
-        |fence: &str| at.run("grants", ["jobs", "--prefix", fence, "--json"]).json()[0]["ended"].clone();
-    assert_eq!((ended("10/"), ended("14/")), ("fenced".into(), Json::Null));
-    jobs.raise_all_past(next.token()).unwrap();
-    assert_eq!(ended("14/"), "fenced");
-    at.run("grants", ["nothing"]).fails(2, "no keyspace");
-}
-
 /// The program beside this process, which has the store open and publishes its figures.
 #[test]
 fn beside_a_live_store_only_what_looks_from_outside_works() {
@@ -753,7 +710,7 @@ fn beside_a_live_store_only_what_looks_from_outside_works() {
         ("dump", vec![]),
     ] {
         let told = run_once(command, &at.dir, &rest, b"").fails(4, "is open in another process");
-        assert!(told.err.contains("`info`, `stats`, `grants` or `log`"), "{told:?}");
+        assert!(told.err.contains("`info`, `stats` or `log`"), "{told:?}");
         if cfg!(target_os = "linux") {
             assert!(told.err.contains(&format!("process {} (", std::process::id())), "{told:?}");
         }
@@ -842,7 +799,7 @@ fn the_bench_measures_and_cleans_up() {
 
 #[test]
 fn help_and_completions_know_every_command() {
-    const COMMANDS: [&str; 19] = [
+    const COMMANDS: [&str; 18] = [
         "info",
         "keys",
         "get",
@@ -855,7 +812,6 @@ fn help_and_completions_know_every_command() {
         "checkpoint",
         "restore",
         "holders",
-        "grants",
         "stats",
         "dump",
         "load",

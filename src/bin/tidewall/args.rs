@@ -88,12 +88,6 @@ pub enum Command {
     /// Reopening a store ends every lease, so none of these is live. They are what a grace would keep the fences
     /// for, and those without an end. A process that has the store open knows its own: Keyspace::holders.
     Holders(Holders),
-    /// The last grant of each fence, as the log has it. Works beside a live store.
-    ///
-    /// Of each it says what ended it for certain: it was released, its token was fenced, or the store was reopened
-    /// since. Of the others nothing more can be said from outside: renewals and expiries stand in no log, so whether
-    /// such a lease is live knows only the process that has the store open (Keyspace::holders).
-    Grants(Grants),
     /// Figures: of the files, and of the process that has the store open. Works beside a live store.
     ///
     /// The process publishes its figures in the file STATS when it was told to, with Options::publish_stats;
@@ -346,19 +340,6 @@ pub struct Compact {
 
 #[derive(ClapArgs, Debug)]
 pub struct Holders {
-    #[command(flatten)]
-    pub dir: Dir,
-    /// Of this keyspace only.
-    pub keyspace: Option<String>,
-    /// Only fences that start with this.
-    #[arg(long, default_value = "", hide_default_value = true)]
-    pub prefix: String,
-    #[command(flatten)]
-    pub shape: Shape,
-}
-
-#[derive(ClapArgs, Debug)]
-pub struct Grants {
     #[command(flatten)]
     pub dir: Dir,
     /// Of this keyspace only.

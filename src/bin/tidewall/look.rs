@@ -16,7 +16,7 @@ use tidewall::{
 
 /// The list and what it lists. Between the reads of the two a segment may have been retired, so what seems
 /// damaged is looked at again by a list of its own time.
-pub fn look(dir: &Path) -> Result<(Inspection, Vec<SegmentInfo>), Failure> {
+fn look(dir: &Path) -> Result<(Inspection, Vec<SegmentInfo>), Failure> {
     let mut tries = 3;
     loop {
         let seen = Inspection::of(dir)?;
@@ -186,7 +186,7 @@ pub fn log(args: &Log) -> Result<(), Failure> {
     }
 }
 
-pub fn is_unlisted(error: Error) -> bool {
+fn is_unlisted(error: Error) -> bool {
     matches!(error, Error::InvalidArgument(_))
 }
 
@@ -233,7 +233,7 @@ fn sentence(op: &LogOp, args: &Log) -> String {
             format!("put {space} {} token {token}: {value}", show(key))
         }
         LogChange::Delete { key } => format!("delete {space} {} token {token}", show(key)),
-        LogChange::Grant { fence, owner, ttl, .. } => {
+        LogChange::Grant { fence, owner, ttl } => {
             let ttl = ttl.duration().map_or("for ever".to_owned(), |ttl| nanos(ttl.as_nanos() as u64));
             format!("grant {space} {} token {token} to {owner}, {ttl}", show(fence))
         }
@@ -293,7 +293,7 @@ fn op_json(op: &LogOp, values: bool) -> Map<String, Json> {
             bytes::put_json(&mut line, "key", key);
             "delete"
         }
-        LogChange::Grant { fence, owner, ttl, .. } => {
+        LogChange::Grant { fence, owner, ttl } => {
             bytes::put_json(&mut line, "fence", fence);
             line.insert("owner".to_owned(), owner.to_string().into());
             let ttl = ttl.duration().map(|ttl| ttl.as_nanos() as u64);

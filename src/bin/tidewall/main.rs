@@ -9,7 +9,6 @@ mod bench;
 mod bytes;
 mod dump;
 mod failure;
-mod grants;
 mod load;
 mod look;
 mod read;
@@ -46,7 +45,6 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Keys(args) => read::keys(&args),
         Command::Get(args) => read::get(&args),
         Command::Holders(args) => read::holders(&args),
-        Command::Grants(args) => grants::grants(&args),
         Command::Put(args) => write::put(&args),
         Command::Delete(args) => write::delete(&args),
         Command::Raise(args) => write::raise(&args),

@@ -57,8 +57,8 @@ fn locked(dir: &Path, name: &str) -> String {
         None => "nobody that can be seen from here: on another host or in another container".to_owned(),
     };
     format!(
-        "{name} is open in another process. Its lock is held by {who}.\nUse `info`, `stats`, `grants` or `log`, which \
-         work beside it, or stop that process first. Removing files does not help: the lock is the system's, and \
+        "{name} is open in another process. Its lock is held by {who}.\nUse `info`, `stats` or `log`, which work \
+         beside it, or stop that process first. Removing files does not help: the lock is the system's, and \
          ends with the process."
     )
 }
