@@ -91,7 +91,9 @@ impl TryFrom<u64> for Token {
     }
 }
 
-/// The highest token a fence has admitted: to look at, never to write with. It compares with a [`Token`].
+/// The highest token a fence has admitted: to look at, never to write with. It compares with a [`Token`]: one below it is
+/// fenced. One that equals it is admitted, unless the mark is a floor that shuts out its own number too, as after
+/// marks were folded or a copy was restored.
 ///
 /// ```compile_fail
 /// # fn f(jobs: &tidewall::Keyspace, mark: tidewall::Mark) {

@@ -314,7 +314,7 @@ impl KeyChunk {
         self.ends.len()
     }
 
-    /// Forgets the keys, keeps the memory, and has some for as many short ones, if they are not too many.
+    /// Forgets the keys, keeps the memory, and has some for as many short ones, up to [`KEPT`].
     pub fn clear(&mut self, keys: usize) {
         let keys = keys.min(KEPT);
         self.bytes.clear();

@@ -29,11 +29,11 @@ const SINGLE_TABLES: usize = 128;
 /// So many of them are kept when they are not needed.
 const KEPT_TABLES: usize = 4;
 
-/// Tables without a use, for whoever needs one next.
+/// Tables for an index that grows: those that it has split, and slabs.
 #[derive(Default)]
 pub(super) struct Stock {
     free: SegQueue<OwnedTable>,
-    /// Tables that were made one by one.
+    /// Tables that were made one by one since it was given back.
     single: AtomicUsize,
 }
 
@@ -57,12 +57,21 @@ impl Stock {
         OwnedTable::from(Table::new(0))
     }
 
-    /// Keeps a table that nobody can reach any more, unless there are many: then it is given back.
-    pub fn put(&self, table: OwnedTable) {
+    /// Keeps a table that was split, and that nobody can reach any more, unless there are many.
+    pub fn put(&self, mut table: OwnedTable) {
         let most = if table.slab.is_some() { SLAB_TABLES } else { KEPT_TABLES };
         if self.free.len() < most {
+            table.spill.take();
             self.free.push(table);
         }
+    }
+
+    /// The index shrinks: nothing is kept for it, and what becomes of two tables is one in memory of its own, for one
+    /// table holds all of its slab.
+    pub fn give_back(&self) -> OwnedTable {
+        while self.free.pop().is_some() {}
+        self.single.store(0, Ordering::Relaxed);
+        OwnedTable::from(Table::new(0))
     }
 
     pub fn heap_bytes(&self) -> usize {
@@ -206,7 +215,7 @@ mod tests {
         in_slabs.into_iter().for_each(|table| stock.put(table));
         assert_eq!(stock.free.len(), SLAB_TABLES);
         assert!(stock.heap_bytes() < LARGE_PAGE_BYTES);
-        while stock.free.pop().is_some() {}
-        assert_eq!(second.strong_count(), 0);
+        assert!(stock.give_back().slab.is_none());
+        assert_eq!((stock.free.len(), second.strong_count()), (0, 0));
     }
 }

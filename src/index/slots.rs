@@ -62,14 +62,17 @@ fn give<'g>(table: OwnedTable) -> Shared<'g, Table> {
     Shared::from(table.into_raw())
 }
 
-/// Takes a table back when its last reader is gone.
+/// Puts a table into the stock, or drops it, when its last reader is gone.
 // SAFETY: asks that no entry of the newest directory names it, and that it is retired once.
-unsafe fn retire(table: Shared<'_, Table>, stock: &Arc<Stock>, guard: &Guard) {
-    let stock = Arc::clone(stock);
+unsafe fn retire(table: Shared<'_, Table>, stock: Option<&Arc<Stock>>, guard: &Guard) {
+    let stock = stock.map(Arc::clone);
     // SAFETY: tables come from `give`; whoever could still reach this one was pinned before now.
     unsafe {
         let table = OwnedTable::from_raw(table.as_raw());
-        guard.defer_unchecked(move || stock.put(table));
+        guard.defer_unchecked(move || match stock {
+            Some(stock) => stock.put(table),
+            None => drop(table),
+        });
     }
 }
 
@@ -132,7 +135,8 @@ impl Slots {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// Bytes of memory, without what waits for the last reader to leave. Looks at every table.
+    /// Bytes of memory, without what waits for the last reader to leave, and without the gaps that an index which has
+    /// shrunk leaves in its slabs. Looks at every table.
     pub fn heap_bytes(&self) -> usize {
         let guard = &epoch::pin();
         let directory = self.directory(guard);
@@ -297,14 +301,14 @@ impl SlotsWriter {
         }
         let retired = [directory.table(hash, guard), directory.table(other_hash, guard)];
         let halves = if hash < other_hash { [table, other] } else { [other, table] };
-        let mut merged = self.0.stock.take();
+        let mut merged = self.0.stock.give_back();
         merged.merge(halves);
         let merged = give(merged);
         // Where the two stood, one by the other, as if it were about to be split into itself.
         directory.point(hash, table.depth - 1, [merged, merged]);
         for table in retired {
             // SAFETY: no entry of the newest directory names it, and this is the one writer: retired once.
-            unsafe { retire(table, &self.0.stock, guard) };
+            unsafe { retire(table, None, guard) };
         }
         guard.flush();
         true
@@ -333,7 +337,7 @@ impl SlotsWriter {
             unsafe { guard.defer_destroy(last) };
         }
         // SAFETY: as above; every entry of the newest directory that named the table names a half.
-        unsafe { retire(retired, &self.0.stock, guard) };
+        unsafe { retire(retired, Some(&self.0.stock), guard) };
         // Tables are large: hand them over now instead of when 64 of them wait in this thread.
         guard.flush();
     }
