@@ -31,9 +31,6 @@ const GROUPS_MATTER_BYTES: u64 = 128 << 20;
 const MAX_FOR_GROUPS: u64 = 2 << 20;
 /// Groups from here on are a bulk load: its segments are not written with zeros first.
 const BULK_BYTES: u64 = 256 << 10;
-/// Of a spare, so much or so large a part is written at once.
-const PIECE_BYTES: usize = 256 << 10;
-const PIECES: usize = 16;
 /// So many names in a row may be taken by files that are not this store's.
 const OTHERS_FILES_MAX: u32 = 10_000;
 
@@ -77,8 +74,6 @@ pub(crate) struct Pool {
     pub retiring: Mutex<()>,
     pub(super) ready: Mutex<Vec<Spare>>,
     fixed_bytes: Option<u32>,
-    /// Spares are made by a thread of their own.
-    has_company: bool,
     asked: Asked,
     pub(super) entropy: Entropy,
     /// Segments from this id on are of this opening.
@@ -162,7 +157,6 @@ impl Pool {
             retiring: Mutex::new(()),
             ready: Mutex::new(ready),
             fixed_bytes: options.segment_bytes,
-            has_company: options.background,
             asked: Asked::default(),
             entropy: options.entropy.clone(),
             first_own,
@@ -321,7 +315,7 @@ impl Pool {
     fn prepare(&self, file: Arc<dyn File>, bytes: u32, mark: Vec<u8>) -> io::Result<Arc<dyn File>> {
         let is_reserved = self.is_bulk(bytes) && file.reserve(bytes as u64)?;
         if !is_reserved {
-            self.write_zeros(&*file, bytes as usize)?;
+            file.write_zeros(bytes as u64)?;
             self.zeros.fetch_add(bytes as u64, Ordering::Relaxed);
         }
         // Before it is listed, and with the same sync: from then on zeros in front of it are damage.
@@ -330,18 +324,6 @@ impl Pool {
         self.storage.sync_dir()?;
         self.zeros.fetch_add(mark.len() as u64, Ordering::Relaxed);
         Ok(file)
-    }
-
-    /// Piece by piece, where others write meanwhile: a sync of the log waits for what of this is on its way.
-    fn write_zeros(&self, file: &dyn File, bytes: usize) -> io::Result<()> {
-        let zeros = vec![0; PIECE_BYTES.max(bytes / PIECES)];
-        for at in (0..bytes).step_by(zeros.len()) {
-            if at > 0 && self.has_company {
-                file.sync_data()?;
-            }
-            file.write_all_at(&zeros[..zeros.len().min(bytes - at)], at as u64)?;
-        }
-        Ok(())
     }
 
     fn explain(&self, e: io::Error, bytes: u32) -> Error {
