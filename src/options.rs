@@ -224,7 +224,7 @@ impl Options {
     }
 
     /// The size of new segments, from [`MIN_SEGMENT_BYTES`] to [`MAX_SEGMENT_BYTES`]. Default: about
-    /// 1/96 of the store or half of that, between 1 and 64 MiB; in small stores more while much is written at once.
+    /// 1/96 of the store or half of that, between 1 and 64 MiB.
     pub fn segment_bytes(mut self, bytes: u32) -> Self {
         self.segment_bytes = Some(bytes);
         self

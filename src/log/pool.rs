@@ -24,11 +24,6 @@ pub(super) const RESERVE: usize = 2;
 /// A store is kept in about so many segments, or twice as many.
 const SEGMENTS: u64 = 96;
 const MIN_FOLLOWING_BYTES: u64 = 1 << 20;
-/// A group that ends in another segment than it began in takes four syncs and not one. Segments are to hold so many
-/// groups, so that few writes meet that; in stores up to so large, and up to such a size: space counts too.
-const GROUPS: u64 = 512;
-const GROUPS_MATTER_BYTES: u64 = 128 << 20;
-const MAX_FOR_GROUPS: u64 = 2 << 20;
 /// Groups from here on are a bulk load: its segments are not written with zeros first.
 const BULK_BYTES: u64 = 256 << 10;
 /// So many names in a row may be taken by files that are not this store's.
@@ -89,7 +84,6 @@ pub(crate) struct Pool {
     segments: AtomicU64,
     /// The mean of what the last groups wrote.
     group_bytes: AtomicU64,
-    pace: Pace,
     /// Why the last attempt to make a segment failed, until one succeeds.
     trouble: Mutex<Option<Error>>,
 }
@@ -124,28 +118,6 @@ impl Asked {
     }
 }
 
-/// What a group takes, measured over the length of a small segment, so that nothing is made anew for a short while.
-#[derive(Debug, Default)]
-struct Pace {
-    bytes: AtomicU64,
-    groups: AtomicU64,
-    bytes_of_group: AtomicU64,
-}
-
-impl Pace {
-    /// By whoever holds the commit lock.
-    fn note(&self, group: u64) {
-        let bytes = self.bytes.load(Ordering::Relaxed) + group;
-        let groups = self.groups.load(Ordering::Relaxed) + 1;
-        let is_whole = bytes >= MIN_FOLLOWING_BYTES;
-        if is_whole {
-            self.bytes_of_group.store(bytes / groups, Ordering::Relaxed);
-        }
-        self.bytes.store(if is_whole { 0 } else { bytes }, Ordering::Relaxed);
-        self.groups.store(if is_whole { 0 } else { groups }, Ordering::Relaxed);
-    }
-}
-
 impl Pool {
     pub fn new(storage: Arc<dyn Storage>, list: List, ready: Vec<Spare>, options: &Options) -> Self {
         let listed_bytes = AtomicU64::new(listed_bytes(&list));
@@ -166,7 +138,6 @@ impl Pool {
             list_written: AtomicU64::new(0),
             segments,
             group_bytes: AtomicU64::new(0),
-            pace: Pace::default(),
             trouble: Mutex::new(None),
         }
     }
@@ -240,17 +211,13 @@ impl Pool {
         }
     }
 
-    /// Segments follow the size of the store, so that a small store is small; and of a busy one also what is written
-    /// at once.
+    /// Segments follow the size of the store, so that a small store is small.
     pub(super) fn following_bytes(&self, list: &List) -> u32 {
         self.fixed_bytes.unwrap_or_else(|| {
-            let listed = listed_bytes(list);
-            let rounded = |bytes: u64| bytes.checked_ilog2().map_or(0, |bits| 1 << bits);
-            let share =
-                rounded(listed / SEGMENTS).clamp(MIN_FOLLOWING_BYTES, MAX_SEGMENT_BYTES as u64) as u32;
-            let for_groups = GROUPS * self.pace.bytes_of_group.load(Ordering::Relaxed);
-            let for_groups = if listed <= GROUPS_MATTER_BYTES { for_groups.min(MAX_FOR_GROUPS) } else { 0 };
-            self.asked.at_least(share).max(rounded(for_groups) as u32)
+            let share = listed_bytes(list) / SEGMENTS;
+            let rounded = share.checked_ilog2().map_or(0, |bits| 1 << bits);
+            let share = rounded.clamp(MIN_FOLLOWING_BYTES, MAX_SEGMENT_BYTES as u64) as u32;
+            self.asked.at_least(share)
         })
     }
 
@@ -303,7 +270,6 @@ impl Pool {
     pub fn note_group(&self, bytes: u64) {
         let before = self.group_bytes.load(Ordering::Relaxed);
         self.group_bytes.store(before - before / 8 + bytes / 8, Ordering::Relaxed);
-        self.pace.note(bytes);
     }
 
     /// Whether so much is written at once that writing it twice costs more than what a sync of a file that was
@@ -440,42 +406,4 @@ pub(super) fn free_id(list: &List, from: u32) -> SegmentId {
         id += 1;
     }
     SegmentId(id)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::options::{KeyspaceOptions, Tokens};
-    use crate::storage::SimDisk;
-    use crate::types::Token;
-
-    #[test]
-    fn the_pace_is_that_of_a_whole_segment() {
-        let (pace, mean) = (Pace::default(), |pace: &Pace| pace.bytes_of_group.load(Ordering::Relaxed));
-        (0..127).for_each(|_| pace.note(8 << 10));
-        assert_eq!(mean(&pace), 0);
-        pace.note(8 << 10);
-        assert_eq!(mean(&pace), 8 << 10);
-        // A short while of small ones changes nothing.
-        (0..1000).for_each(|_| pace.note(200));
-        assert_eq!(mean(&pace), 8 << 10);
-        (0..5000).for_each(|_| pace.note(200));
-        assert_eq!(mean(&pace), 200);
-    }
-
-    #[test]
-    fn segments_of_a_busy_small_store_hold_many_groups() {
-        let db = Options::new().storage(SimDisk::new()).without_threads().open("sim").unwrap();
-        let rows = db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap();
-        let put = |times: u32, bytes: usize| {
-            for n in 0..times {
-                rows.put(Token::new(1).unwrap(), &(n % 9).to_be_bytes(), &vec![7; bytes]).unwrap();
-            }
-            u64::from(db.shared.engine.pool.usual_bytes())
-        };
-        assert_eq!(put(1, 100), MIN_FOLLOWING_BYTES);
-        assert_eq!(put(300, 5000), 2 << 20);
-        assert_eq!(put(300, 60_000), MAX_FOR_GROUPS);
-        assert_eq!(put(9000, 200), MIN_FOLLOWING_BYTES);
-    }
 }
