@@ -385,12 +385,14 @@ impl Engine {
     /// points into is removed at once: its bytes stay for as long as that value.
     fn reclaim(&self, compactor: &mut Compactor) {
         const TRIES: usize = 50;
+        // What may be garbage and is not: spares in its place save writing zeros for others.
+        let (garbage, much) = self.garbage_and_much(Who::Background);
+        let room = much.saturating_sub(garbage);
+        let mut free = Vec::new();
         for (listed, segment) in std::mem::take(&mut compactor.retired) {
             if self.options.entropy.is_seeded() && !self.options.background && segment.pins.pinned() == 0 {
                 // One thread, which is here: what an epoch still holds, nobody reads.
-                let file = segment.file.clone();
-                drop(segment);
-                drop(self.pool.recycle(listed, file));
+                free.push((listed, segment.file.clone()));
                 continue;
             }
             for _ in 0..TRIES {
@@ -401,8 +403,7 @@ impl Engine {
                 thread::yield_now();
             }
             match Arc::try_unwrap(segment) {
-                // A spare less is made by `provide` when it is missed.
-                Ok(Segment { file, .. }) => drop(self.pool.recycle(listed, file)),
+                Ok(Segment { file, .. }) => free.push((listed, file)),
                 // Without threads nobody comes back to it.
                 Err(read) if self.options.background && read.pins.pinned() == 0 => {
                     compactor.retired.push((listed, read));
@@ -410,6 +411,8 @@ impl Engine {
                 Err(_) => self.pool.remove(listed),
             }
         }
+        // A spare less is made by `provide` when it is missed.
+        drop(self.pool.recycle(free, room));
         self.check_list();
     }
 

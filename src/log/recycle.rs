@@ -12,7 +12,7 @@ use crate::sync::{Arc, Ordering};
 use crate::types::SegmentId;
 use std::io;
 
-/// Beyond the reserve, at most so many retired segments wait to be used again.
+/// Beyond the reserve, so many retired segments wait to be used again, where there is no room for more.
 const RECYCLED: usize = 4;
 
 impl Pool {
@@ -32,31 +32,44 @@ impl Pool {
         Ok(retired)
     }
 
-    /// Makes a spare of the file of a retired segment that nobody reads any more, or removes it.
+    /// Makes spares of the files of retired segments that nobody reads any more, or removes them: spares take at
+    /// most `room`, beside a few that are always kept.
     ///
     /// # Errors
-    /// The failure of the disk. The file is not listed: what cannot be removed now goes at the next open.
-    pub fn recycle(&self, retired: Listed, file: Arc<dyn File>) -> Result<()> {
+    /// The failure of the disk. What is not listed then, and cannot be removed now, goes at the next open.
+    pub fn recycle(&self, retired: Vec<(Listed, Arc<dyn File>)>, room: u64) -> Result<()> {
         let mut list = self.list.lock();
         let wanted = self.following_bytes(&list);
-        let useful = self.ready.lock().iter().filter(|spare| spare.listed.bytes >= wanted).count();
-        let enough = useful > RESERVE + RECYCLED;
-        // One that is much larger or smaller than what is made now would keep the store at its old size.
-        let fits = (wanted..=wanted.saturating_mul(2)).contains(&retired.bytes)
-            && file.len().is_ok_and(|len| len == retired.bytes as u64);
-        // Upholds C2: what a checkpoint has a name for is not written again.
-        let fits = fits && file.is_shared().is_ok_and(|shared| !shared);
-        // Upholds C2 too: a value from an earlier opening may point into it, which nobody here knows of; its bytes
-        // stay for as long as that value when the file is removed.
-        let fits = fits && retired.segment >= self.first_own;
-        if enough || !fits || list.check().is_err() {
-            drop(file);
-            self.remove(retired);
+        let most = room + (RESERVE + RECYCLED) as u64 * u64::from(wanted);
+        let is_useful = |spare: &&Spare| spare.listed.bytes >= wanted;
+        let useful: u64 =
+            self.ready.lock().iter().filter(is_useful).map(|spare| spare.listed.bytes as u64).sum();
+        let mut kept = Vec::new();
+        let mut bytes = useful;
+        for (listed, file) in retired {
+            // One that is much larger or smaller than what is made now would keep the store at its old size.
+            let fits = (wanted..=wanted.saturating_mul(2)).contains(&listed.bytes)
+                && file.len().is_ok_and(|len| len == listed.bytes as u64);
+            // Upholds C2: what a checkpoint has a name for is not written again.
+            let fits = fits && file.is_shared().is_ok_and(|shared| !shared);
+            // Upholds C2 too: a value from an earlier opening may point into it, which nobody here knows of; its bytes
+            // stay for as long as that value when the file is removed.
+            let fits = fits && listed.segment >= self.first_own;
+            if fits && bytes < most && list.check().is_ok() {
+                bytes += listed.bytes as u64;
+                kept.push((listed, file));
+            } else {
+                drop(file);
+                self.remove(listed);
+            }
+        }
+        if kept.is_empty() {
             return Ok(());
         }
-        let recycled = self.relist(&mut list, retired, file, wanted);
+        let freed = kept.iter().map(|(listed, _)| listed.bytes as u64).sum();
+        let recycled = self.relist(&mut list, kept, wanted);
         self.note_list(&list);
-        self.retired_bytes.fetch_sub(retired.bytes as u64, Ordering::Relaxed);
+        self.retired_bytes.fetch_sub(freed, Ordering::Relaxed);
         recycled
     }
 
@@ -95,48 +108,76 @@ impl Pool {
         self.retired_bytes.fetch_sub(retired.bytes as u64, Ordering::Relaxed);
     }
 
-    /// The file of a retired segment gets a new name and a new life. Its blocks are written already: to make
-    /// a spare of it costs no more than the mark of one in place of its header.
+    /// The files of retired segments get new names and new lives. Their blocks are written already: to make a
+    /// spare of one costs no more than the mark of a spare in place of its header.
     ///
-    /// It takes the place of a spare that has become too small, if there is one.
-    fn relist(&self, list: &mut List, retired: Listed, file: Arc<dyn File>, wanted: u32) -> Result<()> {
-        let old = name::segment(retired.segment);
-        let failed = |e: io::Error| Error::io(format!("recycling {old}"), e);
-        self.zeros.fetch_add(HEADER_BYTES as u64, Ordering::Relaxed);
-        let mut id = free_id(list, list.block().next_segment);
-        while self.storage.open(&name::segment(id), Access::Read).is_ok() {
-            id = free_id(list, id.0 + 1);
+    /// Each takes the place of a spare that has become too small, if there is one.
+    fn relist(&self, list: &mut List, retired: Vec<(Listed, Arc<dyn File>)>, wanted: u32) -> Result<()> {
+        let mut from = list.block().next_segment;
+        let mut renamed = Vec::with_capacity(retired.len());
+        let mut outcome = Ok(());
+        for (old, file) in retired {
+            let id = self.unused_id(list, from);
+            from = id.0 + 1;
+            match self.rename(list, old, id, &*file) {
+                Ok(listed) => renamed.push(Spare { listed, file }),
+                Err(e) => outcome = Err(e),
+            }
         }
-        let marked = file.write_all_at(&spare_block(list, id), 0).and_then(|()| file.sync_data());
-        if let Err(e) = marked {
-            let _ = self.storage.remove(&old);
-            return Err(failed(e));
-        }
-        let renamed = self.storage.rename(&old, &name::segment(id)).and_then(|()| self.storage.sync_dir());
-        if let Err(e) = renamed {
-            for file_name in [&old, &name::segment(id)] {
-                let _ = self.storage.remove(file_name);
+        let failed = |e| Error::io("recycling segments", e);
+        if let Err(e) = self.storage.sync_dir() {
+            for spare in renamed {
+                let _ = self.storage.remove(&name::segment(spare.listed.segment));
             }
             return Err(failed(e));
         }
-        let listed = Listed { segment: id, life: self.entropy.u64()?, origin: 0, is_marked: true, ..retired };
-        let outgrown = {
+        let mut outgrown = Vec::new();
+        {
             let mut ready = self.ready.lock();
-            let at = ready.iter().position(|spare| spare.listed.bytes < wanted);
-            at.map(|at| ready.remove(at).listed.segment)
-        };
+            while outgrown.len() < renamed.len()
+                && let Some(at) = ready.iter().position(|spare| spare.listed.bytes < wanted)
+            {
+                outgrown.push(ready.remove(at).listed.segment);
+            }
+        }
         // After a failure the list may name either all the same: the files stay.
         list.update(|block| {
-            block.next_segment = id.0 + 1;
-            block.segments.retain(|listed| Some(listed.segment) != outgrown);
-            block.segments.push(listed);
+            block.next_segment = from;
+            block.segments.retain(|listed| !outgrown.contains(&listed.segment));
+            block.segments.extend(renamed.iter().map(|spare| spare.listed));
         })
         .map_err(failed)?;
-        self.ready.lock().push(Spare { listed, file });
-        if let Some(outgrown) = outgrown {
+        self.ready.lock().extend(renamed);
+        for segment in outgrown {
             // Not listed: what cannot be removed now goes at the next open.
-            let _ = self.storage.remove(&name::segment(outgrown));
+            let _ = self.storage.remove(&name::segment(segment));
         }
-        Ok(())
+        outcome
+    }
+
+    /// The next id, from `from` on, that is free in the list and in the directory.
+    fn unused_id(&self, list: &List, from: u32) -> SegmentId {
+        let mut id = free_id(list, from);
+        while self.storage.open(&name::segment(id), Access::Read).is_ok() {
+            id = free_id(list, id.0 + 1);
+        }
+        id
+    }
+
+    /// Marks the file of a retired segment as a spare and gives it its new name, which is not durable yet.
+    fn rename(&self, list: &List, old: Listed, id: SegmentId, file: &dyn File) -> Result<Listed> {
+        let (old_name, new_name) = (name::segment(old.segment), name::segment(id));
+        self.zeros.fetch_add(HEADER_BYTES as u64, Ordering::Relaxed);
+        let renamed = file
+            .write_all_at(&spare_block(list, id), 0)
+            .and_then(|()| file.sync_data())
+            .and_then(|()| self.storage.rename(&old_name, &new_name));
+        if let Err(e) = renamed {
+            for file_name in [&old_name, &new_name] {
+                let _ = self.storage.remove(file_name);
+            }
+            return Err(Error::io(format!("recycling {old_name}"), e));
+        }
+        Ok(Listed { segment: id, life: self.entropy.u64()?, origin: 0, is_marked: true, ..old })
     }
 }
