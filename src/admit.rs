@@ -123,8 +123,6 @@ pub(crate) struct Write<'a> {
     pub require: Require,
     /// What was seen of the first fences just before.
     pub seen: &'a [Option<Glance>],
-    /// At most so many bytes as a frame.
-    pub bytes: usize,
 }
 
 /// Why a write is refused, and the lsn that this rests on.

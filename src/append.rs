@@ -5,13 +5,13 @@
 //!
 //! Read next: `commit.rs`, which puts it on the disk.
 
-use crate::admit::{Change, ChangeKind, Write};
+use crate::admit::{Change, ChangeKind, Fence, Write};
 use crate::engine::{Active, Engine, FenceView, Filled, KeyspaceState, Released, Tail, Version, Work};
 use crate::error::{Error, Result};
 use crate::fence::{self, FenceState};
 use crate::format::frame::{BodySum, FRAME_HEADER_BYTES};
 use crate::format::header::SEAL_BYTES;
-use crate::format::op::{self, MAX_OVERHEAD, NUMBERED_OVERHEAD, Site};
+use crate::format::op::{self, MAX_OVERHEAD, NUMBERED_OVERHEAD, Site, varint_len};
 use crate::format::salt::Salt;
 use crate::format::{FRAME_ALIGN, HEADER_BYTES};
 use crate::log::guard::Pins;
@@ -28,8 +28,12 @@ use crossbeam_epoch::Guard;
 
 /// The room that a frame needs in a segment: itself, its share of the key table, and the seal.
 pub(crate) fn room(frame_bytes: usize, ops: usize) -> u32 {
-    let table = (ops as u32).saturating_mul(Table::ENTRY_BYTES);
-    (frame_bytes as u32).saturating_add(table + SEAL_BYTES as u32 + 2 * FRAME_ALIGN)
+    ends(frame_bytes + ops * Table::ENTRY_BYTES as usize)
+}
+
+/// With what stands around a frame and its share of the key table.
+fn ends(bytes: usize) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX).saturating_add(SEAL_BYTES as u32 + 2 * FRAME_ALIGN)
 }
 
 /// The most bytes that `ops` with so many bytes of keys and values take as a frame.
@@ -38,13 +42,30 @@ pub(crate) fn frame_bytes(ops: usize, payload: usize) -> usize {
 }
 
 impl Write<'_> {
-    /// The room that it needs in a segment. Less where no operation was ever numbered: then that may be so no
-    /// more when it is appended, and it has to be asked again.
-    pub fn room(&self) -> u32 {
-        let plain =
-            self.operation.is_none() && !self.fences.iter().any(|fence| fence.keyspace.numbers_operations());
-        let less = if plain { self.changes.len() * NUMBERED_OVERHEAD } else { 0 };
-        room(self.bytes - less, self.changes.len())
+    /// The room that it needs in a segment, as long as no operation was ever numbered. What is asked for is lost at
+    /// the end of a segment that it does not fit, so it is not much more than what will be written.
+    pub fn plain_room(&self) -> u32 {
+        let (mut frame, mut table) = (FRAME_HEADER_BYTES, Table::ENTRY_BYTES as usize);
+        for change in self.changes {
+            let sets_fence = change.kind == ChangeKind::Raise || change.keyspace.options.scope != Scope::Key;
+            let token = self.fences[change.fence].token.get();
+            let (key, value) = (change.key.len(), change.value.len());
+            let op = op::most_bytes(change.keyspace.id, token, key, value, sets_fence);
+            frame += op;
+            // An entry is how far it is from one op to the next.
+            table += varint_len(op as u64);
+        }
+        ends(frame + table)
+    }
+
+    /// More than the `plain` room where operations are numbered: that may be so only when it is appended, and it has
+    /// to be asked again.
+    pub fn room(&self, plain: u32) -> u32 {
+        let numbers = |fence: &Fence<'_>| fence.keyspace.numbers_operations();
+        let is_numbered = self.operation.is_some() || self.fences.iter().any(numbers);
+        // An entry of the key table may be longer too.
+        let more = if is_numbered { self.changes.len() * (NUMBERED_OVERHEAD + 1) } else { 0 };
+        plain.saturating_add(more as u32)
     }
 }
 
@@ -383,6 +404,7 @@ impl Engine {
         let active = tail.active.as_mut().expect("a frame was begun in it");
         active.appender.append(&tail.scratch);
         active.frames += 1;
+        debug_assert!(active.fits(SEAL_BYTES as u32), "what was reserved is enough");
         if tail.next == tail.group_start {
             tail.group_since = self.options.clock.now();
         }

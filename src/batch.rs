@@ -6,7 +6,7 @@
 //! Read next: `keyspace.rs`, where single changes come from.
 
 use crate::admit::{Change, ChangeKind, Condition, Expect, Fence, Require, Write};
-use crate::append::{batch_bytes, frame_bytes};
+use crate::append::batch_bytes;
 use crate::commit::Answer;
 use crate::db::{Commit, Shared};
 use crate::engine::{Engine, KeyspaceState};
@@ -249,7 +249,6 @@ impl Batch {
             operation: self.operation,
             require: self.require,
             seen: &[],
-            bytes: frame_bytes(plan.changes.len(), self.bytes.len()),
         })
     }
 }
@@ -315,8 +314,8 @@ pub(crate) fn large_checksum(value: &[u8]) -> Option<u32> {
     (value.len() > INLINE_VALUE_BYTES).then(|| crc32fast::hash(value))
 }
 
-/// What a batch may hold, bookkeeping included; answers the bytes of its frame.
-pub(crate) fn check_batch_bytes(changes: usize, payload: usize) -> Result<usize> {
+/// What a batch may hold, bookkeeping included.
+pub(crate) fn check_batch_bytes(changes: usize, payload: usize) -> Result<()> {
     let size = batch_bytes(changes, payload);
     if size > MAX_BATCH_BYTES {
         return Err(Error::TooLarge {
@@ -325,5 +324,5 @@ pub(crate) fn check_batch_bytes(changes: usize, payload: usize) -> Result<usize>
             limit: MAX_BATCH_BYTES,
         });
     }
-    Ok(frame_bytes(changes, payload))
+    Ok(())
 }

@@ -61,10 +61,11 @@ impl Engine {
         let write = &Write { seen, ..*write };
         let frees_space = write.changes.iter().all(|change| change.kind != ChangeKind::Put);
         let need = if frees_space { Need::Privileged } else { Need::Ordinary };
+        let plain = write.plain_room();
         loop {
-            let room = write.room();
+            let room = write.room(plain);
             let answer = self.with_room(room, need, |tail| {
-                if write.room() > room {
+                if write.room(plain) > room {
                     return None;
                 }
                 let judged = self.judge_and_append(tail, write);

@@ -209,7 +209,6 @@ impl Keyspace {
             value_checksum: None,
             fence: 0,
         };
-        let bytes = frame_bytes(1, name.len());
         let write = Write {
             changes: &[change],
             fences: &fences,
@@ -217,12 +216,12 @@ impl Keyspace {
             operation: None,
             require: Require::Newest,
             seen: &seen,
-            bytes,
         };
-        let (answer, already) = engine.with_room(room(bytes, 1), Need::Privileged, |tail| {
-            let (judged, already) = self.judge_raise(tail, &write);
-            (engine.answer(tail, judged), already)
-        })?;
+        let (answer, already) =
+            engine.with_room(room(frame_bytes(1, name.len()), 1), Need::Privileged, |tail| {
+                let (judged, already) = self.judge_raise(tail, &write);
+                (engine.answer(tail, judged), already)
+            })?;
         let lsn = engine.settle(answer)?;
         Ok(if already { Raised::Already } else { Raised::Now(lsn) })
     }
@@ -352,7 +351,7 @@ impl Keyspace {
         expect: Option<Expect>,
     ) -> Result<Answer> {
         check_key(key)?;
-        let bytes = check_batch_bytes(1, key.len() + value.len())?;
+        check_batch_bytes(1, key.len() + value.len())?;
         let engine = &self.shared.engine;
         let keyspace = &self.state;
         let name = keyspace.fence_of(key);
@@ -370,7 +369,6 @@ impl Keyspace {
             operation,
             require: Require::Newest,
             seen: &[],
-            bytes,
         })
     }
 
@@ -468,7 +466,6 @@ impl Keyspace {
             operation: None,
             require: Require::Newest,
             seen: &[],
-            bytes: found.frame_bytes(),
         };
         let judged = match changes.is_empty() {
             true => self.judge_nothing(tail, token, prefix).map(|()| tail.last()),
@@ -495,7 +492,6 @@ impl Keyspace {
             operation: None,
             require: Require::Newest,
             seen: &[],
-            bytes: 0,
         };
         engine.judge(tail, &write, &crossbeam_epoch::pin(), &mut Vec::new())
     }

@@ -10,7 +10,7 @@ use std::ops::Range;
 pub(crate) const INLINE_VALUE_BYTES: usize = 512;
 /// Of [`MAX_OVERHEAD`], what numbered operations take, and what only carried ops have.
 pub(crate) const NUMBERED_OVERHEAD: usize = 20 + 20 + 10;
-/// The most bytes an op takes beside its key and value.
+/// The most bytes an op takes beside its key and value: see also [`most_bytes`].
 pub(crate) const MAX_OVERHEAD: usize = 4 + 2 + 5 + 3 + 9 + 3 + 5 + 8 + 8 + 20 + 20 + 10 + 4;
 
 mod flag {
@@ -194,6 +194,24 @@ fn read_rest(at: &mut Reader<'_>, flags: u8) -> Result<Rest, BadOp> {
 
 const SHORT: BadOp = BadOp("an op runs past its end");
 
+/// The most bytes that an op of these takes anywhere in a segment, unless it is numbered or moved.
+pub(crate) fn most_bytes(
+    keyspace: KeyspaceId,
+    token: u64,
+    key: usize,
+    value: usize,
+    sets_fence: bool,
+) -> usize {
+    const CHECKSUM_KIND_FLAGS: usize = 4 + 2;
+    // No segment has more than 2^26 bytes.
+    const BACK: usize = 4;
+    const LINK: usize = 8;
+    let numbers = [keyspace.0 as u64, token, key as u64, value as u64].map(varint_len);
+    let fence = if sets_fence { LINK } else { 0 };
+    let large = if value > INLINE_VALUE_BYTES { 4 } else { 0 };
+    CHECKSUM_KIND_FLAGS + BACK + numbers.iter().sum::<usize>() + LINK + fence + large + key + value
+}
+
 /// Appends the bytes of `op` to `out` and returns its checksum. `out` may hold earlier ops.
 pub(crate) fn encode(op: &Op<'_>, site: &Site, large_checksum: Option<u32>, out: &mut Vec<u8>) -> u32 {
     let start = out.len();
@@ -321,6 +339,11 @@ pub(crate) fn put_varint(out: &mut Vec<u8>, mut number: u64) {
         number >>= 7;
     }
     out.push(number as u8);
+}
+
+/// How many bytes that takes.
+pub(crate) fn varint_len(number: u64) -> usize {
+    (number | 1).ilog2() as usize / 7 + 1
 }
 
 /// A cursor over bytes that ends with `None`, never with a panic.
@@ -465,6 +488,11 @@ mod tests {
             encode(&op, &site, None, &mut bytes);
             let overhead = bytes.len() - 3 - op.key.len() - op.value.len();
             assert!(overhead <= MAX_OVERHEAD);
+            let sets_fence = op.links.fence.is_some();
+            let most = most_bytes(op.keyspace, op.token, op.key.len(), op.value.len(), sets_fence);
+            let is_plain =
+                op.links.last.is_none() && op.links.predecessor.is_none() && op.links.moved.is_none();
+            assert!(bytes.len() - 3 <= most + if is_plain { 0 } else { NUMBERED_OVERHEAD });
             let verify = |bytes: &[u8]| {
                 decode(bytes, 3, site.segment, site.offset).is_ok_and(|head| {
                     head.end() == bytes.len()
@@ -494,11 +522,25 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_plain_op_takes_what_is_reserved_for_it() {
+        let (key, value) = (vec![1; MAX_KEY_BYTES], vec![2; INLINE_VALUE_BYTES + 1]);
+        let elsewhere = Location { segment: SegmentId(u32::MAX), offset: (1 << 26) - 1 };
+        let (keyspace, token) = (KeyspaceId(u16::MAX), i64::MAX as u64);
+        let links = Links { previous: Some(elsewhere), fence: Some(Some(elsewhere)), ..Links::default() };
+        let op = Op { kind: Kind::Put, keyspace, token, key: &key, value: &value, links };
+        let site = Site { frame: 4096, offset: (1 << 26) - 1, ..site() };
+        let mut bytes = Vec::new();
+        encode(&op, &site, None, &mut bytes);
+        assert_eq!(bytes.len(), most_bytes(keyspace, token, key.len(), value.len(), true));
+    }
+
+    #[test]
     fn varints_go_both_ways_and_overlong_ones_do_not_decode() {
         for number in [0, 1, 127, 128, 1 << 14, u32::MAX as u64, u64::MAX] {
             let mut out = Vec::new();
             put_varint(&mut out, number);
             assert_eq!(Reader { bytes: &out, at: 0 }.varint(), Some(number));
+            assert_eq!(varint_len(number), out.len());
         }
         assert_eq!(Reader { bytes: &[0xff; 10], at: 0 }.varint(), None);
         let too_large = [[0xff; 9].as_slice(), &[2]].concat();

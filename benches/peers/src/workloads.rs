@@ -127,6 +127,8 @@ impl Workload {
 
 /// Of the workloads that write to a store of their own.
 const KEYS: u64 = 100_000;
+/// How often each record is written before durable puts are measured.
+const AGE: usize = 5;
 const LOAD_BATCH: usize = 10_000;
 const IN_FLIGHT: usize = 10_000;
 /// A load that takes longer is ended, and says how far it came.
@@ -193,11 +195,7 @@ impl Cell {
 
     fn put(&self, fresh: &Path) -> Res<Vec<Row>> {
         let store = (self.engine.open)(fresh)?;
-        // Recycled logs show only once logs have been recycled.
-        for _ in 0..if self.engine.name.contains("recycle") { 5 } else { 1 } {
-            load(&*store, KEYS, 1, LOAD_TIME)?;
-        }
-        sync_file_system(fresh);
+        self.age(&*store, fresh)?;
         let weather = Weather::now();
         let measured = repeat(self.plan(1), |random| {
             let outcome = store.put(&key(random.u64(..KEYS)), TOKEN, &value(random));
@@ -210,10 +208,19 @@ impl Cell {
         Ok(vec![row])
     }
 
+    /// Writes every record several times: a store that has grown to its size uses its files again, compacts, and
+    /// flushes, as it will for most of its life.
+    fn age(&self, store: &dyn FencedStore, dir: &Path) -> Res<()> {
+        for _ in 0..AGE {
+            load(store, KEYS, 1, LOAD_TIME)?;
+        }
+        sync_file_system(dir);
+        Ok(())
+    }
+
     fn submit(&self, fresh: &Path) -> Res<Vec<Row>> {
         let store = (self.engine.open)(fresh)?;
-        load(&*store, KEYS, 1, LOAD_TIME)?;
-        sync_file_system(fresh);
+        self.age(&*store, fresh)?;
         let weather = Weather::now();
         let measured = stream(self.plan(1), |stream, random| {
             let mut next = || {
