@@ -1,16 +1,18 @@
 //! Directories written by each released version of the format, opened for ever.
 //!
-//! `tests/data/v<n>/<shape>.txt` spells out the files of one directory (see `dump/mod.rs`). They are written once, by
-//! the build that releases version n: `TIDEWALL_WRITE_GOLDEN=1 cargo test --features testkit --test golden`. That must
-//! never be done again for a version that is out.
+//! `tests/data/v<n>/<shape>.txt` spells out the files of one directory (see `dump/mod.rs`). Each was written once, by a
+//! build of its time: `TIDEWALL_WRITE_GOLDEN=1 cargo test --features testkit --test golden` adds those that are missing and
+//! overwrites none. Version 1 is frozen: these bytes are final, and a new shape gets a new name.
 
 mod dump;
 
+#[cfg(feature = "testkit")]
+use std::io::Write;
 use std::path::Path;
 use tidewall::{Db, Error, KeyspaceOptions, OperationId, Scope, Token, Tokens};
 
 #[cfg(feature = "testkit")]
-use tidewall::{Options, OwnerId, storage::SimDisk};
+use tidewall::{Options, OwnerId, Restore, storage::SimDisk};
 
 const ZEROS: [u8; 2000] = [0; 2000];
 
@@ -32,6 +34,38 @@ fn whole() -> KeyspaceOptions {
 
 fn external() -> KeyspaceOptions {
     KeyspaceOptions::new().tokens(Tokens::External).token_jump_cap(1000)
+}
+
+/// The shapes of version 1, and the CRC-32 of their files.
+const FROZEN: [(&str, &str, u32); 8] = [
+    ("closed", include_str!("data/v1/closed.txt"), 0x8a34d88a),
+    ("compacted", include_str!("data/v1/compacted.txt"), 0x76a3de6c),
+    ("external", include_str!("data/v1/external.txt"), 0xfa4beec8),
+    ("indexed", include_str!("data/v1/indexed.txt"), 0x7e36539d),
+    ("marked", include_str!("data/v1/marked.txt"), 0x621b6139),
+    ("restored", include_str!("data/v1/restored.txt"), 0x4f9922b9),
+    ("scopes", include_str!("data/v1/scopes.txt"), 0x10dd8639),
+    ("torn", include_str!("data/v1/torn.txt"), 0x95e9905d),
+];
+
+#[test]
+fn frozen_bytes_never_change() {
+    for (shape, text, sum) in FROZEN {
+        let mut bytes = Vec::new();
+        for (name, file) in dump::parse(text) {
+            bytes.extend_from_slice(name.as_bytes());
+            bytes.extend_from_slice(&file);
+        }
+        assert_eq!(crc32fast::hash(&bytes), sum, "{shape} of version 1 is not what it was");
+    }
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/v1");
+    let mut there: Vec<_> = std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().file_name()).collect();
+    there.sort();
+    assert_eq!(
+        there,
+        FROZEN.map(|(shape, ..)| std::ffi::OsString::from(format!("{shape}.txt"))),
+        "each file is listed here"
+    );
 }
 
 /// Calls `check` on a directory as it was written, and once more on what the first open made of it.
@@ -164,18 +198,61 @@ fn v1_marked_opens() {
     });
 }
 
+/// Closed with an index file in front of its last segments, which the open begins with.
+#[test]
+fn v1_indexed_opens() {
+    let indexed = include_str!("data/v1/indexed.txt");
+    assert!(dump::parse(indexed).keys().any(|name| name.starts_with("INDEX-")));
+    open_twice(indexed, |db| {
+        // Without the index file there is a warning, and all of the log to replay.
+        assert_eq!(db.report().ops, 37, "the index file counts");
+        let (keys, jobs) = (db.keyspace("keys", key()).unwrap(), db.keyspace("jobs", prefix()).unwrap());
+        let rows = db.keyspace("rows", external()).unwrap();
+        assert_eq!(keys.iter().count(), 20);
+        assert_eq!(keys.get(b"key-7").unwrap().as_deref(), Some(&ZEROS[..]));
+        assert!(keys.get(b"key-20").unwrap().is_none());
+        assert_eq!(jobs.mark(b"7/").unwrap().unwrap().get(), 22);
+        let again = jobs.put_operation(token(22), OperationId::new(5), b"7/y", b"numbered");
+        assert!(matches!(again, Err(Error::Duplicate { .. })), "{again:?}");
+        assert_eq!(rows.floor().unwrap().mark.get(), 500);
+        assert!(matches!(rows.put(token(499), b"a", b"late"), Err(Error::Fenced { .. })));
+    });
+}
+
+/// Made of a checkpoint: an id of its own, segments of its ancestor, and a counter that went on.
+#[test]
+fn v1_restored_opens() {
+    open_twice(include_str!("data/v1/restored.txt"), |db| {
+        let (jobs, rows) = (db.keyspace("jobs", prefix()).unwrap(), db.keyspace("rows", external()).unwrap());
+        assert_eq!(jobs.get(b"7/a").unwrap().as_deref(), Some(&b"copied"[..]));
+        assert!(matches!(jobs.put(token(1), b"7/a", b"late"), Err(Error::Fenced { .. })), "of the original");
+        assert_eq!(jobs.get(b"7/b").unwrap().as_deref(), Some(&b"written since"[..]));
+        assert!(jobs.lease(b"8/").acquire().unwrap().token().get() > 1 << 32);
+        assert_eq!(rows.get(b"a").unwrap().as_deref(), Some(&b"copied"[..]));
+        assert!(matches!(rows.put(token(9), b"a", b"x"), Err(Error::NeedsFloor { .. })));
+    });
+}
+
 /// What is on the disk after `write`: while the store is open, as a killed process leaves it, unless
 /// `write` closes it.
 #[cfg(feature = "testkit")]
 fn written(write: impl FnOnce(Db)) -> dump::Files {
     let disk = SimDisk::new();
-    let options =
-        Options::new().storage(disk.clone()).deterministic(1).without_threads().segment_bytes(16 << 10);
-    let db = options.open("golden").unwrap();
+    let db = options(&disk).open("golden").unwrap();
     let killed = db.clone();
     write(db);
     let left = disk.kill();
     drop(killed);
+    files(&left)
+}
+
+#[cfg(feature = "testkit")]
+fn options(disk: &SimDisk) -> Options {
+    Options::new().storage(disk.clone()).deterministic(1).without_threads().segment_bytes(16 << 10)
+}
+
+#[cfg(feature = "testkit")]
+fn files(left: &SimDisk) -> dump::Files {
     let stored = left.file_names().into_iter().filter(|name| name != "LOCK");
     stored.map(|name| (name.clone(), left.read_file(&name).unwrap())).collect()
 }
@@ -260,6 +337,8 @@ fn golden_directories_are_written_once() {
         std::mem::forget((lease, held));
     });
     let shapes = [
+        ("indexed", files(&indexed())),
+        ("restored", files(&restored())),
         ("marked", compacted.clone()),
         ("compacted", compacted),
         ("scopes", scopes),
@@ -273,7 +352,56 @@ fn golden_directories_are_written_once() {
         if std::env::var_os("TIDEWALL_WRITE_GOLDEN").is_some() {
             let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/v1");
             std::fs::create_dir_all(&dir).unwrap();
-            std::fs::write(dir.join(format!("{shape}.txt")), text).unwrap();
+            // One that is there stays as it is.
+            if let Ok(mut file) = std::fs::File::create_new(dir.join(format!("{shape}.txt"))) {
+                file.write_all(text.as_bytes()).unwrap();
+            }
         }
     }
+}
+
+/// Values of several segments, marks, a numbered operation and a floor, closed.
+#[cfg(feature = "testkit")]
+fn indexed() -> SimDisk {
+    let disk = SimDisk::new();
+    let db = options(&disk).index_every(40).open("golden").unwrap();
+    let (keys, jobs) = (db.keyspace("keys", key()).unwrap(), db.keyspace("jobs", prefix()).unwrap());
+    let rows = db.keyspace("rows", external()).unwrap();
+    for n in 0..21 {
+        let name = format!("key-{n}");
+        let lease = keys.lease(name.as_bytes()).owner(OwnerId::new(n)).acquire().unwrap();
+        keys.put(lease.token(), name.as_bytes(), &ZEROS).unwrap();
+        if n == 20 {
+            keys.delete(lease.token(), name.as_bytes()).unwrap();
+        }
+        lease.release().unwrap();
+    }
+    let held = jobs.lease(b"7/").owner(OwnerId::new(50)).acquire().unwrap();
+    jobs.put_operation(held.token(), OperationId::new(5), b"7/x", b"numbered").unwrap();
+    rows.put(token(400), b"a", b"external").unwrap();
+    rows.raise_all(token(500)).unwrap();
+    std::mem::forget(held);
+    db.close().unwrap();
+    disk
+}
+
+/// A checkpoint restored, and written to since.
+#[cfg(feature = "testkit")]
+fn restored() -> SimDisk {
+    let disk = SimDisk::new();
+    let db = options(&disk).open("golden").unwrap();
+    let (jobs, rows) = (db.keyspace("jobs", prefix()).unwrap(), db.keyspace("rows", external()).unwrap());
+    let lease = jobs.lease(b"7/").owner(OwnerId::new(1)).acquire().unwrap();
+    jobs.put(lease.token(), b"7/a", b"copied").unwrap();
+    rows.put(token(9), b"a", b"copied").unwrap();
+    db.checkpoint_into(disk.dir("copy")).unwrap();
+    let new = disk.dir("new");
+    Restore::new().deterministic(2).run_on(disk.dir("copy"), new.clone()).unwrap();
+    let db = options(&new).open("golden").unwrap();
+    let jobs = db.keyspace("jobs", prefix()).unwrap();
+    let next = jobs.lease(b"7/").owner(OwnerId::new(2)).acquire().unwrap();
+    jobs.put(next.token(), b"7/b", b"written since").unwrap();
+    std::mem::forget((lease, next));
+    db.close().unwrap();
+    new
 }
