@@ -38,6 +38,7 @@ fi
 
 step "documents"
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --all-features
+RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
 
 # `.ci/run` has run them just before, as README says it.
 if [[ -z ${ALREADY_TESTED:-} ]]; then

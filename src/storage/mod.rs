@@ -1,8 +1,8 @@
 //! The seam between the log and a disk.
 //!
 //! One job: name the few calls the log makes, and what it assumes of them. [`Disk`] makes them on
-//! real files; [`SimDisk`] is a disk in memory that forgets, tears and fails exactly as the
-//! assumptions below permit, so that every crash can be tried.
+//! real files; `SimDisk` (feature `testkit`) is a disk in memory that forgets, tears and fails exactly
+//! as the assumptions below permit, so that every crash can be tried.
 //!
 //! # What is assumed of a disk
 //!
