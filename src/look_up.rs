@@ -267,7 +267,7 @@ pub(crate) fn state_of(op: &OpRef<'_>) -> FenceState {
 }
 
 /// Whether an op stands under a name: as a version of a key, or as the state of a fence.
-#[inline]
+#[inline(always)]
 pub(crate) fn is_named<B: Deref<Target = [u8]>>(
     found: &Found<B>,
     keyspace: &KeyspaceState,

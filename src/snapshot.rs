@@ -294,8 +294,9 @@ pub(crate) fn value_of(segment: &Arc<Segment>, found: &OpView<'_>) -> Result<Val
         Some(segment) => Held::Pinned { segment: Arc::new(segment), from: range.start, to: range.end },
         None => Held::Copy(found.value().into()),
     };
-    let token = Token::new(found.head.token);
-    let token = token.map_err(|_| segment.corrupt(found.at.offset, "a value without a token"))?;
+    let Some(token) = Token::try_new(found.head.token) else {
+        return Err(segment.corrupt(found.at.offset, "a value without a token"));
+    };
     Ok(Value { bytes, token, lsn: found.lsn })
 }
 

@@ -65,9 +65,16 @@ impl Token {
     /// # Errors
     /// [`Error::InvalidArgument`] for 0 and for numbers above [`Token::MAX`].
     pub fn new(number: u64) -> Result<Self> {
+        let failed = || Error::invalid(format!("token {number} is not between 1 and {}", i64::MAX));
+        Self::try_new(number).ok_or_else(failed)
+    }
+
+    /// The same where no error is made of it.
+    #[inline]
+    pub(crate) const fn try_new(number: u64) -> Option<Self> {
         match NonZeroU64::new(number) {
-            Some(n) if number <= i64::MAX as u64 => Ok(Token(n)),
-            _ => Err(Error::invalid(format!("token {number} is not between 1 and {}", i64::MAX))),
+            Some(n) if number <= i64::MAX as u64 => Some(Token(n)),
+            _ => None,
         }
     }
 

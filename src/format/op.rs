@@ -69,12 +69,14 @@ pub(crate) struct Head {
 
 impl Head {
     /// The bytes of the key.
+    #[inline(always)]
     pub fn key(&self) -> Range<usize> {
         let from = self.start + self.key as usize;
         from..from + self.key_len as usize
     }
 
     /// The bytes of the value.
+    #[inline(always)]
     pub fn value(&self) -> Range<usize> {
         let from = self.key().end;
         from..from + self.value_len as usize
@@ -128,11 +130,12 @@ impl Head {
     }
 
     /// The own lsn of an op that compaction moved.
+    #[inline(always)]
     pub fn moved_lsn(&self, bytes: &[u8]) -> Option<Lsn> {
         if self.flags & flag::MOVED == 0 {
             return None;
         }
-        self.links(bytes).moved
+        moved_lsn(bytes, self.start + self.rest as usize, self.flags)
     }
 
     fn rest(&self, bytes: &[u8]) -> Option<Rest> {
@@ -160,6 +163,7 @@ impl Head {
     }
 
     /// Whether everything but a large value is what was written at `offset` in the frame `lsn`.
+    #[inline(always)]
     pub fn verify_head(&self, bytes: &[u8], salt: Salt, offset: u32, lsn: Lsn) -> bool {
         let value = self.value();
         let end = if self.flags & flag::LARGE != 0 { value.start } else { value.end };
@@ -190,6 +194,12 @@ fn read_rest(at: &mut Reader<'_>, flags: u8) -> Result<Rest, BadOp> {
         rest.2 = Some(Lsn::new(at.varint().ok_or(SHORT)?));
     }
     Ok(rest)
+}
+
+/// Out of line, and without the head, which then need not be in memory: most ops were never moved.
+#[cold]
+fn moved_lsn(bytes: &[u8], at: usize, flags: u8) -> Option<Lsn> {
+    read_rest(&mut Reader { bytes, at }, flags).ok()?.2
 }
 
 const SHORT: BadOp = BadOp("an op runs past its end");

@@ -12,7 +12,7 @@ use super::scan::{Start, Table, scan};
 use crate::error::{Error, Result};
 use crate::format::frame::LSN_AT;
 use crate::format::header::{SEAL_BYTES, Seal, SegmentHeader};
-use crate::format::op::{self, Head};
+use crate::format::op::{self, BadOp, Head};
 use crate::format::salt::Salt;
 use crate::format::{HEADER_BYTES, name};
 use crate::index::Place;
@@ -135,10 +135,12 @@ impl<B: Deref<Target = [u8]>> Found<B> {
         }
     }
 
+    #[inline(always)]
     pub fn key(&self) -> &[u8] {
         &self.bytes[self.head.key()]
     }
 
+    #[inline(always)]
     pub fn value(&self) -> &[u8] {
         &self.bytes[self.head.value()]
     }
@@ -161,34 +163,43 @@ impl Segment {
 
     /// The op at `offset`, its head verified unless it was never on a disk.
     pub fn op(&self, offset: u32) -> Result<OpRef<'_>> {
-        match &self.body {
-            Body::Image(image) => self.parse(Bytes::Borrowed(image.bytes()), 0, offset, false),
-            Body::Map(map) => self.parse(Bytes::Borrowed(map), 0, offset, true),
-            Body::Pread(end) => self.op_by_reading(offset, *end),
+        match self.readable() {
+            Ok((bytes, verify)) => {
+                let found = self.parse(Bytes::Borrowed(bytes), offset, verify);
+                found.map_err(|bad| self.corrupt(offset, bad.0))
+            }
+            Err(end) => self.op_by_reading(offset, end),
         }
     }
 
     /// Shows the op at `offset`, as [`Segment::op`] would answer it.
     #[inline(always)]
     pub fn look<T>(&self, offset: u32, look: impl FnOnce(&OpView<'_>) -> Result<T>) -> Result<T> {
-        let (bytes, verify): (&[u8], bool) = match &self.body {
-            Body::Image(image) => (image.bytes(), false),
-            Body::Map(map) => (map, true),
-            Body::Pread(end) => {
-                let Found { at, lsn, head, bytes } = self.op_by_reading(offset, *end)?;
-                return look(&Found { at, lsn, head, bytes: &*bytes });
+        match self.readable() {
+            Ok((bytes, verify)) => match self.parse(bytes, offset, verify) {
+                Ok(found) => look(&found),
+                Err(bad) => Err(self.corrupt(offset, bad.0)),
+            },
+            Err(end) => {
+                let Found { at, lsn, head, bytes } = self.op_by_reading(offset, end)?;
+                look(&Found { at, lsn, head, bytes: &*bytes })
             }
-        };
-        look(&self.parse(bytes, 0, offset, verify)?)
+        }
+    }
+
+    /// All bytes, and whether they have been on a disk; else how far they are to be read from there.
+    #[inline(always)]
+    fn readable(&self) -> Result<(&[u8], bool), u32> {
+        match &self.body {
+            Body::Image(image) => Ok((image.bytes(), false)),
+            Body::Map(map) => Ok((map, true)),
+            Body::Pread(end) => Err(*end),
+        }
     }
 
     /// Everything readable without a system call: empty where values are read with positioned reads.
     pub fn bytes(&self) -> &[u8] {
-        match &self.body {
-            Body::Image(image) => image.bytes(),
-            Body::Map(map) => map,
-            Body::Pread(_) => &[],
-        }
+        self.readable().map_or(&[], |(bytes, _)| bytes)
     }
 
     /// Where the ops of a sealed segment lie, which takes at most so many bytes; `None` when its seal or its key table is
@@ -260,38 +271,33 @@ impl Segment {
         Err(self.corrupt(found.at.offset, "a value does not match its checksum"))
     }
 
+    #[cold]
+    #[inline(never)]
     pub fn corrupt(&self, offset: u32, what: &str) -> Error {
         Error::corrupt(name::segment(self.id), offset as u64, what)
     }
 
-    /// `bytes` start at `base` of the segment and hold at least the frame header and the op.
+    /// `bytes` are those of the segment. Inlined, for what is found is a dozen words: see [`Segment::look`].
     #[inline(always)]
-    fn parse<B>(&self, bytes: B, base: u32, offset: u32, verify: bool) -> Result<Found<B>>
+    fn parse<B>(&self, bytes: B, offset: u32, verify: bool) -> Result<Found<B>, BadOp>
     where
         B: Deref<Target = [u8]>,
     {
-        let (head, lsn) = self.head(&bytes, base, offset, verify)?;
-        Ok(Found { at: self.location(offset), lsn, head, bytes })
-    }
-
-    /// Inlined, for the head is several words: see [`Segment::look`].
-    #[inline(always)]
-    fn head(&self, bytes: &[u8], base: u32, offset: u32, verify: bool) -> Result<(Head, Lsn)> {
-        let start = offset.wrapping_sub(base) as usize;
-        if offset < base || start > bytes.len() {
-            return Err(self.corrupt(offset, "a place behind the end of the segment"));
+        let start = offset as usize;
+        if start > bytes.len() {
+            return Err(BadOp("a place behind the end of the segment"));
         }
-        let head = op::decode(bytes, start, self.id, offset).map_err(|bad| self.corrupt(offset, bad.0))?;
-        let frame = offset.checked_sub(head.back).filter(|&frame| frame >= HEADER_BYTES && frame >= base);
+        let head = op::decode(&bytes, start, self.id, offset)?;
+        let frame = offset.checked_sub(head.back).filter(|&frame| frame >= HEADER_BYTES);
         let lsn = frame
-            .and_then(|frame| bytes.get((frame - base) as usize + LSN_AT..)?.first_chunk::<8>())
+            .and_then(|frame| bytes.get(frame as usize + LSN_AT..)?.first_chunk::<8>())
             .map(|lsn| Lsn::new(u64::from_le_bytes(*lsn)))
-            .ok_or_else(|| self.corrupt(offset, "an op outside of a frame"))?;
-        if verify && !head.verify_head(bytes, self.salt, offset, lsn) {
-            return Err(self.corrupt(offset, "an op does not match its checksum"));
+            .ok_or(BadOp("an op outside of a frame"))?;
+        if verify && !head.verify_head(&bytes, self.salt, offset, lsn) {
+            return Err(BadOp("an op does not match its checksum"));
         }
-        let lsn = head.moved_lsn(bytes).unwrap_or(lsn);
-        Ok((head, lsn))
+        let lsn = head.moved_lsn(&bytes).unwrap_or(lsn);
+        Ok(Found { at: self.location(offset), lsn, head, bytes })
     }
 
     fn op_by_reading(&self, offset: u32, end: u32) -> Result<OpRef<'static>> {
