@@ -89,6 +89,11 @@ enum Held {
 const COPY_BYTES: usize = 4096;
 
 impl Value {
+    #[inline]
+    pub(crate) fn copied(bytes: &[u8], token: Token, lsn: Lsn) -> Self {
+        Value { bytes: Held::Copy(bytes.into()), token, lsn }
+    }
+
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
         match &self.bytes {

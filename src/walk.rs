@@ -8,16 +8,17 @@
 use crate::engine::{Engine, KeyspaceState, When};
 use crate::error::Result;
 use crate::format::frame::FRAME_HEADER_BYTES;
+use crate::format::op::INLINE_VALUE_BYTES;
 use crate::index::KeyChunk;
+use crate::log::segment::Segment;
 use crate::look_up::is_named;
 use crate::op::{Class, Kind};
-use crate::snapshot::{Pin, Value, value_of};
+use crate::snapshot::{Pin, Value};
 use crate::sync::Arc;
-use crate::types::{Location, Lsn};
+use crate::types::{Lsn, Token};
 use std::convert::Infallible;
 use std::hint::black_box;
-use std::mem;
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 
 /// A key and its value, or that there is no more.
 type Step = Result<Option<(Vec<u8>, Value)>>;
@@ -26,6 +27,7 @@ type Step = Result<Option<(Vec<u8>, Value)>>;
 pub(crate) struct Walk {
     pin: Arc<Pin>,
     keyspace: Arc<KeyspaceState>,
+    /// Where the chunks of the two ends begin.
     from: Bound<Vec<u8>>,
     to: Bound<Vec<u8>>,
     front: Ahead,
@@ -37,17 +39,22 @@ pub(crate) struct Walk {
 struct Ahead {
     keys: KeyChunk,
     /// Of the first keys of the chunk.
-    sighted: Vec<Sighted>,
+    seen: Vec<Seen>,
+    /// The values that were seen last.
+    values: Vec<u8>,
     next: usize,
     limit: usize,
 }
 
-/// A key that was looked up ahead.
-#[derive(Clone, Copy)]
-struct Sighted {
-    hash: u64,
-    /// Where an op lay that may be the key's newest one.
-    at: Option<Location>,
+/// What was seen of a key ahead of its turn.
+#[derive(Clone)]
+enum Seen {
+    /// A value, and where in `values` it is.
+    Value { token: Token, lsn: Lsn, bytes: Range<u32> },
+    /// It has none.
+    Nothing,
+    /// Nothing that could be told from one look.
+    Unknown { hash: u64 },
 }
 
 const FIRST_CHUNK: usize = 32;
@@ -69,21 +76,48 @@ impl Ahead {
         self.next == self.keys.len() && self.keys.len() == self.limit
     }
 
+    /// Where this end has come to; its chunk begins at `start`.
+    fn reached<'a>(&'a self, start: &'a Bound<Vec<u8>>) -> Bound<&'a [u8]> {
+        let last = self.next.checked_sub(1).and_then(|last| self.keys.get(last));
+        last.map_or(start.as_ref().map(Vec::as_slice), Bound::Excluded)
+    }
+
     fn grow(&mut self) -> usize {
         self.next = 0;
-        self.sighted.clear();
+        self.seen.clear();
         self.limit = if self.limit == 0 { FIRST_CHUNK } else { (self.limit * 4).min(LARGEST_CHUNK) };
         self.limit
     }
 
-    /// The next key, and what was seen of it.
-    fn peek(&mut self, engine: &Engine, keyspace: &KeyspaceState) -> Option<(&[u8], Sighted)> {
-        if self.next == self.sighted.len() {
+    /// Sees to it that the next key was looked up; whether there is one.
+    #[inline]
+    fn look(&mut self, engine: &Engine, keyspace: &KeyspaceState, lsn: Lsn) -> bool {
+        if self.next == self.seen.len() && self.next < self.keys.len() {
             let is_first = self.next == 0 && self.limit == FIRST_CHUNK;
             let count = if is_first { FIRST_AHEAD } else { AHEAD };
-            engine.look_ahead(keyspace, &self.keys, count, &mut self.sighted);
+            self.values.clear();
+            engine.look_ahead(keyspace, &self.keys, count, lsn, &mut self.seen, &mut self.values);
         }
-        Some((self.keys.get(self.next)?, *self.sighted.get(self.next)?))
+        self.next < self.seen.len()
+    }
+
+    /// The next key.
+    #[inline]
+    fn key(&self) -> &[u8] {
+        self.keys.get(self.next).unwrap_or_default()
+    }
+
+    /// The value of the next key, which was looked up.
+    #[inline]
+    fn value(&self, engine: &Engine, keyspace: &KeyspaceState, lsn: Lsn) -> Result<Option<Value>> {
+        match &self.seen[self.next] {
+            Seen::Value { token, lsn, bytes } => {
+                let bytes = &self.values[bytes.start as usize..bytes.end as usize];
+                Ok(Some(Value::copied(bytes, *token, *lsn)))
+            }
+            Seen::Nothing => Ok(None),
+            Seen::Unknown { hash } => engine.hashed_value(keyspace, self.key(), *hash, When::At(lsn)),
+        }
     }
 }
 
@@ -102,23 +136,26 @@ impl Walk {
     }
 
     pub fn next(&mut self) -> Step {
+        let Pin { engine, lsn } = &*self.pin;
         loop {
             if self.front.is_used_up() {
-                self.pin.engine.sort_keys(&self.keyspace)?;
+                engine.sort_keys(&self.keyspace)?;
+                self.from = self.front.reached(&self.from).map(<[u8]>::to_vec);
                 let limit = self.front.grow();
-                let (from, to) = (borrowed(&self.from), borrowed(&self.to));
+                let (from, to) = (self.from.as_ref().map(Vec::as_slice), self.back.reached(&self.to));
                 let keys = self.keyspace.keys.chunk_after(from, to, limit, &mut self.front.keys);
                 debug_assert_eq!(keys, Ok(()), "sorted above, for ever");
             }
-            let engine = &self.pin.engine;
-            let Some((key, sighted)) = self.front.peek(engine, &self.keyspace) else { return Ok(None) };
+            if !self.front.look(engine, &self.keyspace, *lsn) {
+                return Ok(None);
+            }
+            let key = self.front.key();
             // The other end, once it walks, may have come past the keys that were copied ahead.
-            if self.back.walks() && is_beyond(key, &self.to) {
+            if self.back.walks() && is_beyond(key, self.back.reached(&self.to)) {
                 return Ok(None);
             }
             // An error leaves the walk where it is, so that it is returned again.
-            let value = engine.sighted_value(&self.keyspace, key, sighted, self.pin.lsn)?;
-            exclude(&mut self.from, key);
+            let value = self.front.value(engine, &self.keyspace, *lsn)?;
             let found = value.map(|value| (key.to_vec(), value));
             self.front.next += 1;
             if found.is_some() {
@@ -128,22 +165,25 @@ impl Walk {
     }
 
     pub fn next_back(&mut self) -> Step {
+        let Pin { engine, lsn } = &*self.pin;
         loop {
             if self.back.is_used_up() {
-                self.pin.engine.sort_keys(&self.keyspace)?;
+                engine.sort_keys(&self.keyspace)?;
+                self.to = self.back.reached(&self.to).map(<[u8]>::to_vec);
                 let limit = self.back.grow();
-                let (from, to) = (borrowed(&self.from), borrowed(&self.to));
+                let (from, to) = (self.front.reached(&self.from), self.to.as_ref().map(Vec::as_slice));
                 let keys = self.keyspace.keys.chunk_before(from, to, limit, &mut self.back.keys);
                 debug_assert_eq!(keys, Ok(()), "sorted above, for ever");
             }
-            let engine = &self.pin.engine;
-            let Some((key, sighted)) = self.back.peek(engine, &self.keyspace) else { return Ok(None) };
-            if self.front.walks() && is_before(key, &self.from) {
+            if !self.back.look(engine, &self.keyspace, *lsn) {
+                return Ok(None);
+            }
+            let key = self.back.key();
+            if self.front.walks() && is_before(key, self.front.reached(&self.from)) {
                 return Ok(None);
             }
             // An error leaves the walk where it is, so that it is returned again.
-            let value = engine.sighted_value(&self.keyspace, key, sighted, self.pin.lsn)?;
-            exclude(&mut self.to, key);
+            let value = self.back.value(engine, &self.keyspace, *lsn)?;
             let found = value.map(|value| (key.to_vec(), value));
             self.back.next += 1;
             if found.is_some() {
@@ -154,94 +194,96 @@ impl Walk {
 }
 
 impl Engine {
-    /// Looks for the next `count` keys behind those that are looked up, and touches what reading them will read:
-    /// first all lines of the index, then all ops. The memory fetches those side by side, where one look-up
-    /// behind the other would wait for each.
-    fn look_ahead(&self, keyspace: &KeyspaceState, keys: &KeyChunk, count: usize, found: &mut Vec<Sighted>) {
+    /// Looks up the next `count` keys behind those that were, and reads what it finds: first all lines of the index are
+    /// touched, then all ops. The memory fetches those side by side, where one look-up behind the other would
+    /// wait for each.
+    fn look_ahead(
+        &self,
+        keyspace: &KeyspaceState,
+        keys: &KeyChunk,
+        count: usize,
+        lsn: Lsn,
+        seen: &mut Vec<Seen>,
+        values: &mut Vec<u8>,
+    ) {
         let guard = crossbeam_epoch::pin();
-        let from = found.len();
-        let names = (from..keys.len()).take(count.min(AHEAD)).filter_map(|n| keys.get(n));
-        found.extend(names.map(|key| Sighted { hash: self.hash(keyspace, Class::Key, key), at: None }));
-        let new = &mut found[from..];
-        let mut touched = new.iter().fold(0, |touched, new| touched ^ self.slots.touch(new.hash, &guard));
-        let mut ops: [&[u8]; AHEAD] = [&[]; AHEAD];
-        for (op, new) in ops.iter_mut().zip(new) {
+        let first = seen.len();
+        let count = count.min(AHEAD).min(keys.len() - first);
+        let (mut hashes, mut ops) = ([0; AHEAD], [None; AHEAD]);
+        let (hashes, ops) = (&mut hashes[..count], &mut ops[..count]);
+        for (hash, key) in hashes.iter_mut().zip(keys.from(first)) {
+            *hash = self.hash(keyspace, Class::Key, key);
+        }
+        let mut touched = hashes.iter().fold(0, |touched, &hash| touched ^ self.slots.touch(hash, &guard));
+        for (op, &hash) in ops.iter_mut().zip(&*hashes) {
             // The first place under the tag is nearly always the right one; if not, nothing is lost.
-            let place = self.slots.find(new.hash, &guard, |place| Ok::<_, Infallible>(Some(place)));
+            let place = self.slots.find(hash, &guard, |place| Ok::<_, Infallible>(Some(place)));
             if let Ok(Some(place)) = place
                 && let Some(segment) = self.segments.get(place.segment, &guard)
             {
-                new.at = Some(segment.location(place.offset));
-                // The header of a frame with one op stands in front of it.
-                let start = (place.offset as usize).saturating_sub(FRAME_HEADER_BYTES);
-                *op = segment.bytes().get(start..).unwrap_or_default();
+                *op = Some((&**segment, place.offset));
             }
         }
-        for at in [0, CACHE_LINE, 2 * CACHE_LINE, 3 * CACHE_LINE - 1] {
-            touched ^= ops.iter().fold(0, |sum, op| sum ^ u64::from(op.get(at).copied().unwrap_or(0)));
+        for (segment, offset) in ops.iter().flatten() {
+            // The header of a frame with one op stands in front of it.
+            let start = (*offset as usize).saturating_sub(FRAME_HEADER_BYTES);
+            let op = segment.bytes().get(start..).unwrap_or_default();
+            for at in [0, CACHE_LINE, 2 * CACHE_LINE, 3 * CACHE_LINE - 1] {
+                touched ^= u64::from(op.get(at).copied().unwrap_or(0));
+            }
         }
         black_box(touched);
-    }
-
-    /// The value of a key at `lsn`, which a snapshot pins. Where the op that was sighted is that old, it is the
-    /// answer: whatever is newer was appended behind the look, and so behind the snapshot.
-    fn sighted_value(
-        &self,
-        keyspace: &KeyspaceState,
-        key: &[u8],
-        sighted: Sighted,
-        lsn: Lsn,
-    ) -> Result<Option<Value>> {
-        if let Some(at) = sighted.at {
-            let guard = crossbeam_epoch::pin();
-            if let Some(segment) = self.segments.of(at.segment, &guard) {
-                let seen = segment.look(at.offset, |op| {
-                    // Upholds S1.
-                    if op.lsn > lsn || !is_named(op, keyspace, Class::Key, key) {
-                        return Ok(None);
-                    }
-                    if op.head.kind != Kind::Put {
-                        return Ok(Some(None));
-                    }
-                    segment.check_value(op)?;
-                    Ok(Some(Some(value_of(segment, op)?)))
-                })?;
-                if let Some(value) = seen {
-                    return Ok(value);
-                }
-            }
+        for ((op, &hash), key) in ops.iter().zip(&*hashes).zip(keys.from(first)) {
+            let found = op.and_then(|(segment, offset)| see(segment, offset, keyspace, key, lsn, values));
+            seen.push(found.unwrap_or(Seen::Unknown { hash }));
         }
-        self.hashed_value(keyspace, key, sighted.hash, When::At(lsn))
     }
 }
 
-fn is_beyond(key: &[u8], to: &Bound<Vec<u8>>) -> bool {
+/// What an op that was found says of a key at `lsn`, which a snapshot pins. Where it is that old, it is the
+/// answer: whatever is newer was appended behind the look, and so behind the snapshot.
+///
+/// `None`: it is not to be told from this op alone, or is better read when its turn comes: what cannot be read, so that
+/// the error comes at its place, large values, and what takes a system call.
+#[inline(always)]
+fn see(
+    segment: &Segment,
+    offset: u32,
+    keyspace: &KeyspaceState,
+    key: &[u8],
+    lsn: Lsn,
+    values: &mut Vec<u8>,
+) -> Option<Seen> {
+    let op = &segment.view(offset)?;
+    // Upholds S1.
+    if op.lsn > lsn || !is_named(op, keyspace, Class::Key, key) {
+        return None;
+    }
+    if op.head.kind != Kind::Put {
+        return Some(Seen::Nothing);
+    }
+    let value = op.value();
+    if value.len() > INLINE_VALUE_BYTES {
+        return None;
+    }
+    let token = Token::try_new(op.head.token)?;
+    let from = values.len() as u32;
+    values.extend_from_slice(value);
+    Some(Seen::Value { token, lsn: op.lsn, bytes: from..values.len() as u32 })
+}
+
+fn is_beyond(key: &[u8], to: Bound<&[u8]>) -> bool {
     match to {
-        Bound::Included(to) => key > &to[..],
-        Bound::Excluded(to) => key >= &to[..],
+        Bound::Included(to) => key > to,
+        Bound::Excluded(to) => key >= to,
         Bound::Unbounded => false,
     }
 }
 
-fn is_before(key: &[u8], from: &Bound<Vec<u8>>) -> bool {
+fn is_before(key: &[u8], from: Bound<&[u8]>) -> bool {
     match from {
-        Bound::Included(from) => key < &from[..],
-        Bound::Excluded(from) => key <= &from[..],
+        Bound::Included(from) => key < from,
+        Bound::Excluded(from) => key <= from,
         Bound::Unbounded => false,
     }
-}
-
-/// The walk has come past `key`. Keeps the memory of the bound.
-fn exclude(bound: &mut Bound<Vec<u8>>, key: &[u8]) {
-    let mut bytes = match mem::replace(bound, Bound::Unbounded) {
-        Bound::Included(bytes) | Bound::Excluded(bytes) => bytes,
-        Bound::Unbounded => Vec::new(),
-    };
-    bytes.clear();
-    bytes.extend_from_slice(key);
-    *bound = Bound::Excluded(bytes);
-}
-
-fn borrowed(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
-    bound.as_ref().map(Vec::as_slice)
 }

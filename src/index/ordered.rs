@@ -297,6 +297,17 @@ impl KeyChunk {
         Some(&self.bytes[start..end])
     }
 
+    /// The keys from the `n`th on.
+    #[inline]
+    pub fn from(&self, n: usize) -> impl Iterator<Item = &[u8]> {
+        let mut start = n.checked_sub(1).and_then(|before| self.ends.get(before)).map_or(0, |&end| end);
+        self.ends.get(n..).unwrap_or_default().iter().map(move |&end| {
+            let key = &self.bytes[start..end];
+            start = end;
+            key
+        })
+    }
+
     /// The key to go on after (or before, when descending).
     #[cfg(test)]
     pub fn last(&self) -> Option<&[u8]> {
@@ -305,8 +316,8 @@ impl KeyChunk {
 
     /// The keys in the order of the scan.
     #[cfg(test)]
-    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &[u8]> {
-        (0..self.len()).filter_map(|n| self.get(n))
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        self.from(0)
     }
 
     /// Keys in the chunk.

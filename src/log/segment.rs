@@ -187,6 +187,14 @@ impl Segment {
         }
     }
 
+    /// The op at `offset`, as [`Segment::op`] would answer it. `None`: there is none that can be shown without a system
+    /// call.
+    #[inline(always)]
+    pub fn view(&self, offset: u32) -> Option<OpView<'_>> {
+        let (bytes, verify) = self.readable().ok()?;
+        self.parse(bytes, offset, verify).ok()
+    }
+
     /// All bytes, and whether they have been on a disk; else how far they are to be read from there.
     #[inline(always)]
     fn readable(&self) -> Result<(&[u8], bool), u32> {

@@ -280,6 +280,39 @@ fn s1_a_walk_from_both_ends_meets_every_key_once_over_many_chunks() {
     }
 }
 
+/// Small values are read ahead of the walk, several at once; large ones, and what was overwritten, when it is their turn.
+#[test]
+fn s1_a_walk_shows_small_and_large_old_and_new_values_side_by_side() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let ks = rows(&db);
+    let lengths = [0usize, 1, 100, 511, 512, 513, 4096, 4097];
+    let mut expected = BTreeMap::new();
+    for n in 0..300usize {
+        let (key, value) = (n.to_be_bytes(), vec![n as u8; lengths[n % lengths.len()]]);
+        ks.put(token(1), &key, &value).unwrap();
+        match n % 7 {
+            3 => _ = ks.delete(token(1), &key).unwrap(),
+            _ => _ = expected.insert(key.to_vec(), value),
+        }
+    }
+    let view = db.snapshot();
+    for n in (0..300usize).step_by(5) {
+        ks.put(token(2), &n.to_be_bytes(), b"later").unwrap();
+    }
+    for _ in 0..2 {
+        assert_eq!(all(&view, &ks), expected);
+        let back: Vec<_> = view.iter(&ks).rev().map(Result::unwrap).collect();
+        let back: Vec<_> = back.iter().map(|(key, value)| (&key[..], value.bytes())).collect();
+        let front: Vec<_> = expected.iter().map(|(key, value)| (&key[..], &value[..])).collect();
+        assert!(back.iter().rev().eq(&front));
+        for (key, value) in view.iter(&ks).map(Result::unwrap) {
+            assert_eq!(view.get(&ks, &key).unwrap(), Some(value), "with its token and lsn");
+        }
+        db.compact().unwrap();
+    }
+}
+
 /// Each of two snapshots at one lsn keeps what it needs, whichever is dropped first.
 #[test]
 fn s2_a_snapshot_keeps_what_it_needs_when_its_twin_is_dropped() {
