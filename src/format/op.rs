@@ -13,6 +13,10 @@ pub(crate) const NUMBERED_OVERHEAD: usize = 20 + 20 + 10;
 /// The most bytes an op takes beside its key and value: see also [`most_bytes`].
 pub(crate) const MAX_OVERHEAD: usize = 4 + 2 + 5 + 3 + 9 + 3 + 5 + 8 + 8 + 20 + 20 + 10 + 4;
 
+/// What every op begins with, at most: checksum, kind, flags, and five numbers. A power of two, so that an index into
+/// it needs no check.
+const FIXED_BYTES: usize = 64;
+
 mod flag {
     /// The previous version lies in the same segment, this many bytes back.
     pub const PREVIOUS_NEAR: u8 = 1;
@@ -289,15 +293,27 @@ pub(crate) fn encode(op: &Op<'_>, site: &Site, large_checksum: Option<u32>, out:
 /// `offset` is then where `start` lies in `segment`). Proves nothing: see [`Head::verify_head`].
 #[inline(always)]
 pub(crate) fn decode(bytes: &[u8], start: usize, segment: SegmentId, offset: u32) -> Result<Head, BadOp> {
-    let mut at = Reader { bytes, at: start };
-    let checksum = at.u32().ok_or(SHORT)?;
-    let kind = Kind::from_number(at.u8().ok_or(SHORT)?).ok_or(BadOp("an op of an unknown kind"))?;
-    let flags = at.u8().ok_or(SHORT)?;
-    let back = u32::try_from(at.varint().ok_or(SHORT)?).map_err(|_| SHORT)?;
-    let keyspace = u16::try_from(at.varint().ok_or(SHORT)?).map_err(|_| BadOp("a keyspace out of range"))?;
-    let token = at.varint().ok_or(SHORT)?;
-    let key_len = at.varint().ok_or(SHORT)?;
-    let value_len = at.varint().ok_or(SHORT)?;
+    let here = bytes.get(start..).unwrap_or_default();
+    let padded;
+    let fixed: &[u8; FIXED_BYTES] = match here.first_chunk() {
+        Some(fixed) => fixed,
+        None => {
+            // What runs into the zeros runs past the end, and is found to do so below.
+            padded = pad(here);
+            &padded
+        }
+    };
+    let [c0, c1, c2, c3, kind, flags, ..] = *fixed;
+    let checksum = u32::from_le_bytes([c0, c1, c2, c3]);
+    let kind = Kind::from_number(kind).ok_or(BadOp("an op of an unknown kind"))?;
+    let mut at = 6;
+    let back = u32::try_from(fixed_varint(fixed, &mut at).ok_or(SHORT)?).map_err(|_| SHORT)?;
+    let keyspace = u16::try_from(fixed_varint(fixed, &mut at).ok_or(SHORT)?);
+    let keyspace = keyspace.map_err(|_| BadOp("a keyspace out of range"))?;
+    let token = fixed_varint(fixed, &mut at).ok_or(SHORT)?;
+    let key_len = fixed_varint(fixed, &mut at).ok_or(SHORT)?;
+    let value_len = fixed_varint(fixed, &mut at).ok_or(SHORT)?;
+    let mut at = Reader { bytes, at: start + at };
     if token > i64::MAX as u64 {
         return Err(BadOp("a token out of range"));
     }
@@ -335,11 +351,41 @@ pub(crate) fn decode(bytes: &[u8], start: usize, segment: SegmentId, offset: u32
         checksum,
         value_checksum,
     };
-    if bytes.len() - at.at < key_len as usize || bytes.len() - at.at - (key_len as usize) < value_len as usize
-    {
+    let rest = bytes.len().checked_sub(at.at).and_then(|rest| rest.checked_sub(key_len as usize));
+    if rest.is_none_or(|rest| rest < value_len as usize) {
         return Err(SHORT);
     }
     Ok(head)
+}
+
+#[cold]
+fn pad(bytes: &[u8]) -> [u8; FIXED_BYTES] {
+    let mut padded = [0; FIXED_BYTES];
+    padded.iter_mut().zip(bytes).for_each(|(padded, byte)| *padded = *byte);
+    padded
+}
+
+/// A number at `at` of what an op begins with; as [`Reader::varint`], but it never ends.
+#[inline(always)]
+fn fixed_varint(fixed: &[u8; FIXED_BYTES], at: &mut usize) -> Option<u64> {
+    let first = fixed[*at % FIXED_BYTES];
+    *at += 1;
+    if first < 0x80 {
+        return Some(first.into());
+    }
+    let mut number = u64::from(first & 0x7f);
+    for shift in (7..64).step_by(7) {
+        let byte = fixed[*at % FIXED_BYTES];
+        *at += 1;
+        if shift == 63 && byte > 1 {
+            return None;
+        }
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            return Some(number);
+        }
+    }
+    None
 }
 
 /// Appends a little-endian base-128 number.
