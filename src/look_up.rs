@@ -279,9 +279,23 @@ pub(crate) fn is_named<B: Deref<Target = [u8]>>(
         return false;
     }
     match (class, head.kind) {
-        (Class::Key, kind) => kind.is_value() && key == name,
-        (Class::Fence, Kind::Grant | Kind::Mark) => key == name,
+        (Class::Key, kind) => kind.is_value() && is_same(key, name),
+        (Class::Fence, Kind::Grant | Kind::Mark) => is_same(key, name),
         (Class::Fence, kind) => kind.is_value() && head.fence().is_some() && keyspace.fence_of(key) == name,
+    }
+}
+
+/// Equality of names. Most are short, and a call of a function would cost more than to compare them.
+#[inline(always)]
+fn is_same(one: &[u8], other: &[u8]) -> bool {
+    if one.len() != other.len() {
+        return false;
+    }
+    match (one.first_chunk::<8>(), other.first_chunk::<8>(), one.last_chunk::<8>(), other.last_chunk::<8>()) {
+        (Some(front), Some(other_front), Some(back), Some(other_back)) if one.len() <= 16 => {
+            front == other_front && back == other_back
+        }
+        _ => one == other,
     }
 }
 
@@ -310,6 +324,20 @@ mod tests {
     use crate::options::{KeyspaceOptions, Options, Tokens};
     use crate::storage::SimDisk;
     use crate::types::OperationId;
+
+    #[test]
+    fn names_are_the_same_in_every_byte() {
+        for len in 0..40u8 {
+            let name: Vec<u8> = (0..len).collect();
+            assert!(is_same(&name, &name.clone()));
+            assert!(!is_same(&name, &[&name[..], b"0"].concat()));
+            for n in 0..name.len() {
+                let mut other = name.clone();
+                other[n] ^= 1;
+                assert!(!is_same(&name, &other), "byte {n} of {len}");
+            }
+        }
+    }
 
     fn token(number: u64) -> Token {
         Token::new(number).unwrap()
