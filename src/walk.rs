@@ -62,6 +62,8 @@ const LARGEST_CHUNK: usize = 1024;
 /// Keys looked up side by side, and at the start of a walk, which may be wanted for one key only.
 const AHEAD: usize = 32;
 const FIRST_AHEAD: usize = 4;
+/// There is room for so many bytes of each value that is read ahead, so that most need no more.
+const SMALL_BYTES: usize = 128;
 /// Of most machines; if it is another, a few bytes are touched in vain or not at all.
 const CACHE_LINE: usize = 64;
 
@@ -86,6 +88,7 @@ impl Ahead {
         self.next = 0;
         self.seen.clear();
         self.limit = if self.limit == 0 { FIRST_CHUNK } else { (self.limit * 4).min(LARGEST_CHUNK) };
+        self.seen.reserve(self.limit);
         self.limit
     }
 
@@ -96,6 +99,7 @@ impl Ahead {
             let is_first = self.next == 0 && self.limit == FIRST_CHUNK;
             let count = if is_first { FIRST_AHEAD } else { AHEAD };
             self.values.clear();
+            self.values.reserve(count * SMALL_BYTES);
             engine.look_ahead(keyspace, &self.keys, count, lsn, &mut self.seen, &mut self.values);
         }
         self.next < self.seen.len()
@@ -135,6 +139,7 @@ impl Walk {
         self.pin.engine.check_readable()
     }
 
+    #[inline(always)]
     pub fn next(&mut self) -> Step {
         let Pin { engine, lsn } = &*self.pin;
         loop {
@@ -164,6 +169,7 @@ impl Walk {
         }
     }
 
+    #[inline(always)]
     pub fn next_back(&mut self) -> Step {
         let Pin { engine, lsn } = &*self.pin;
         loop {
