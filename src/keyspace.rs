@@ -33,6 +33,9 @@ pub struct Keyspace {
     pub(crate) state: Arc<KeyspaceState>,
 }
 
+/// From this length of its value on, a write looks at the mark before anything is made of the value.
+const LOOK_FIRST_BYTES: usize = 8192;
+
 /// What a raise did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[non_exhaustive]
@@ -359,6 +362,10 @@ impl Keyspace {
         let is_fence = keyspace.options.scope == Scope::Key;
         let hash = if is_fence { hashes.key } else { engine.hash(keyspace, Class::Key, key) };
         let fence = Fence { keyspace, name, hashes, token, raises: false };
+        // A look at the mark costs less than the checksum of such a value, which a refusal does not need.
+        if value.len() >= LOOK_FIRST_BYTES {
+            engine.check_early(keyspace, name, hashes, token)?;
+        }
         let change =
             Change { kind, keyspace, key, value, hash, value_checksum: large_checksum(value), fence: 0 };
         let condition = expect.map(|expect| Condition { keyspace, key, hash, expect });
