@@ -175,16 +175,18 @@ impl Segment {
     /// Shows the op at `offset`, as [`Segment::op`] would answer it.
     #[inline(always)]
     pub fn look<T>(&self, offset: u32, look: impl FnOnce(&OpView<'_>) -> Result<T>) -> Result<T> {
-        match self.readable() {
-            Ok((bytes, verify)) => match self.parse(bytes, offset, verify) {
-                Ok(found) => look(&found),
-                Err(bad) => Err(self.corrupt(offset, bad.0)),
-            },
-            Err(end) => {
-                let Found { at, lsn, head, bytes } = self.op_by_reading(offset, end)?;
-                look(&Found { at, lsn, head, bytes: &*bytes })
+        let read;
+        let found = match self.readable() {
+            Ok((bytes, verify)) => {
+                self.parse(bytes, offset, verify).map_err(|bad| self.corrupt(offset, bad.0))?
             }
-        }
+            Err(end) => {
+                read = self.op_by_reading(offset, end)?;
+                Found { at: read.at, lsn: read.lsn, head: read.head.clone(), bytes: &*read.bytes }
+            }
+        };
+        // In one place, so that it comes to stand in line, and what was found stays in registers.
+        look(&found)
     }
 
     /// The op at `offset`, as [`Segment::op`] would answer it. `None`: there is none that can be shown without a system
