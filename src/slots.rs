@@ -51,14 +51,10 @@ pub(crate) fn slot_name(key: &[u8], index: u32, delimiter: u8) -> Vec<u8> {
 /// The key and the number that a fence is a slot of, if its name is one of a slot.
 pub(crate) fn slot_of(fence: &[u8]) -> Option<(&[u8], u32)> {
     let (_, name) = fence.split_last()?;
-    let dot = name.iter().rposition(|&byte| byte == DOT)?;
+    // From behind, where most names that are none of a slot end at once.
+    let dot = name.iter().rposition(|byte| !byte.is_ascii_digit()).filter(|&at| name[at] == DOT)?;
     let digits = &name[dot + 1..];
-    let is_canonical = match digits {
-        [b'0'] => true,
-        [first, ..] => *first != b'0' && digits.iter().all(u8::is_ascii_digit),
-        [] => false,
-    };
-    if !is_canonical {
+    if digits.is_empty() || (digits[0] == b'0' && digits.len() > 1) {
         return None;
     }
     Some((&name[..dot], std::str::from_utf8(digits).ok()?.parse().ok()?))

@@ -5,6 +5,7 @@
 //!
 //! Read next: `hand_over.rs`, which serves the first in the queue.
 
+use rapidhash::quality::RandomState;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::task::{Context, Poll, Waker};
@@ -188,7 +189,7 @@ pub(crate) struct Waiters {
 
 #[derive(Debug, Default)]
 struct Inner {
-    queues: HashMap<QueueId, Queue>,
+    queues: HashMap<QueueId, Queue, RandomState>,
     deadlines: BTreeMap<(u64, u64), Arc<Waiter>>,
     /// When a queue whose fence is kept by a delay is to be looked at.
     visits: BTreeSet<(u64, QueueId)>,
