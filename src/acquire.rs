@@ -103,7 +103,7 @@ impl Acquire {
                 }
                 Stage::Appended { granted, .. } => {
                     let engine = &self.keyspace.shared.engine;
-                    let handed_out = engine.hand_out(&self.keyspace.state, granted)?;
+                    let handed_out = engine.hand_out(granted)?;
                     if let Some(lease) = self.finish(handed_out) {
                         return Ok(lease);
                     }
@@ -136,7 +136,7 @@ impl Acquire {
                         engine.give_up(&self.keyspace.state, granted);
                         return Poll::Ready(Err(error));
                     }
-                    let handed_out = engine.enable(&self.keyspace.state, granted);
+                    let handed_out = engine.enable(granted);
                     if let Some(lease) = self.finish(handed_out) {
                         return Poll::Ready(Ok(lease));
                     }
@@ -185,7 +185,7 @@ impl Acquire {
             Attempt::Appended(granted) => {
                 if plan.resume.is_some() {
                     // It may have overtaken a queue, which is to wait for this grant now.
-                    engine.visit_queues(state.id, &granted.fence);
+                    engine.visit_queues(granted.grant.fence());
                 }
                 self.stage = Stage::Appended { granted, waited: false };
                 return Ok(());
@@ -208,8 +208,9 @@ impl Acquire {
         let wait = waits.unwrap_or_default();
         let nanos = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
         let until = *self.until.get_or_insert(now.saturating_add(nanos));
-        let (waiter, is_first) = engine.waiters.join(state.id, &ask, until, wait)?;
-        engine.begin_to_wait(state, &waiter, is_first.then_some(busy));
+        let visit_at = busy.as_ref().map_or(u64::MAX, |busy| busy.look_at(now));
+        let (waiter, is_first) = engine.waiters.join(state.id, &ask, until, wait, visit_at)?;
+        engine.begin_to_wait(state, &waiter, until.min(visit_at), is_first.then_some(busy));
         self.stage = Stage::Waiting(waiter);
         Ok(())
     }

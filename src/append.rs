@@ -368,14 +368,14 @@ impl Engine {
         while releases.len() < MOST
             && let Some(released) = self.released.pop()
         {
-            if !fits(releases.len() + 1, payload + released.fence.len()) {
+            if !fits(releases.len() + 1, payload + released.fence.name.len()) {
                 // It rides with a later group.
                 self.released.push(released);
                 break;
             }
             // The grant of the next holder, which is in the log already, says that this one is over.
-            if self.leases.remove_released(released.keyspace.id, &released.fence, released.token) {
-                payload += released.fence.len();
+            if self.leases.remove_released(released.keyspace.id, &released.fence.name, released.token) {
+                payload += released.fence.name.len();
                 releases.push(released);
             }
         }
@@ -388,7 +388,7 @@ impl Engine {
                 kind: Kind::Release,
                 keyspace: released.keyspace.id,
                 token: released.token.get(),
-                key: &released.fence,
+                key: &released.fence.name,
                 value: b"",
                 links: Links::default(),
             };

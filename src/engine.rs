@@ -14,7 +14,7 @@ use crate::fence::{FenceState, Floor};
 use crate::format::header::{End, Listed};
 use crate::group_commit::{Doorbell, Progress};
 use crate::index::{Slots, SlotsWriter};
-use crate::lease::Bell;
+use crate::lease::{Bell, FenceId};
 use crate::lease_table::LeaseTable;
 use crate::log::image::{Appender, Image, Images};
 use crate::log::pool::Pool;
@@ -153,7 +153,7 @@ pub(crate) struct Cursor {
 /// A lease that was given back without a lock; its `Release` op rides with the next group.
 pub(crate) struct Released {
     pub keyspace: Arc<KeyspaceState>,
-    pub fence: Box<[u8]>,
+    pub fence: FenceId,
     pub token: Token,
 }
 

@@ -9,7 +9,7 @@ use crate::engine::{Engine, When};
 use crate::error::Result;
 use crate::fence::is_fenced;
 use crate::format::index::IndexedGrant;
-use crate::lease::{Grant, Terms};
+use crate::lease::{FenceId, Grant, Terms};
 use crate::op::GrantValue;
 use crate::space::Afterlife;
 use crate::sync::Arc;
@@ -98,7 +98,8 @@ impl Engine {
                 nanos => now.saturating_add(u64::try_from(nanos).unwrap_or(u64::MAX)),
             };
             let terms = Terms { owner: value.owner, ttl: value.ttl, delay: 0 };
-            let grant = Grant::recorded(token, terms, now, free_at, &self.bell);
+            let of = FenceId::new(id, &fence);
+            let grant = Grant::recorded(of, token, terms, now, free_at, &self.bell);
             self.leases.insert(id, &fence, Arc::new(grant));
         }
         Ok(())

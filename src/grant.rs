@@ -10,7 +10,7 @@ use crate::append::{frame_bytes, room};
 use crate::engine::{Engine, KeyspaceState, Released, Tail, When};
 use crate::error::{Error, Result};
 use crate::events;
-use crate::lease::{Ending, Grant, RenewError};
+use crate::lease::{Ending, FenceId, Grant, RenewError};
 use crate::log::pool::Need;
 use crate::op::{GrantValue, Kind, Links, Op};
 use crate::slots::{MAX_SLOTS, slot_name};
@@ -47,6 +47,13 @@ pub(crate) enum Turn {
 enum Place {
     Free(Arc<[u8]>),
     Taken(Vec<Arc<Grant>>),
+}
+
+impl Busy {
+    /// When one of the grants is to be looked at, if nothing is reported before.
+    pub fn look_at(&self, now: u64) -> u64 {
+        self.grants.iter().filter_map(|grant| grant.look_at(now)).min().unwrap_or(u64::MAX)
+    }
 }
 
 impl Engine {
@@ -159,14 +166,15 @@ impl Engine {
         let value = GrantValue { owner: ask.terms.owner, ttl: ask.terms.ttl, incarnation: self.incarnation };
         let (lsn, predecessor) =
             self.append_on_fence(tail, keyspace, &fence, Kind::Grant, token, &value.encode())?;
-        let grant = Arc::new(Grant::pending(token, ask.terms, lsn, asked, &self.bell));
-        let before = self.leases.insert(keyspace.id, &fence, grant.clone());
+        let fence = FenceId { keyspace: keyspace.id, name: fence };
+        let grant = Arc::new(Grant::pending(fence, token, ask.terms, lsn, asked, &self.bell));
+        let before = self.leases.insert(keyspace.id, &grant.fence().name, grant.clone());
         let is_new = before.is_none();
         if before.is_some_and(|before| before.ending() == Some(Ending::Expired) && !before.is_recorded()) {
             self.counters.takeovers.fetch_add(1, Ordering::Relaxed);
         }
         let predecessor = predecessor.and_then(|(token, op)| Token::new(token).ok().map(|token| (token, op)));
-        Ok(Granted { grant, fence, is_new, predecessor, lsn, group: tail.group, asked })
+        Ok(Granted { grant, is_new, predecessor, lsn, group: tail.group, asked })
     }
 
     /// Appends an op that sets the mark of a fence to a token that is granted by it. Upholds F4.
@@ -192,16 +200,16 @@ impl Engine {
 
     /// Waits until a grant is durable, and enables it; `false`: it was overtaken on the way by a raise, and
     /// its token is burnt.
-    pub fn hand_out(&self, keyspace: &KeyspaceState, granted: &Granted) -> Result<bool> {
+    pub fn hand_out(&self, granted: &Granted) -> Result<bool> {
         if let Err(error) = self.wait_durable(granted.lsn, granted.group) {
-            self.leases.remove_if(keyspace.id, &granted.fence, granted.grant.token());
+            self.drop_grant(&granted.grant);
             return Err(error);
         }
-        Ok(self.enable(keyspace, granted))
+        Ok(self.enable(granted))
     }
 
     /// Enables a grant that is durable; `false`: it was overtaken.
-    pub fn enable(&self, keyspace: &KeyspaceState, granted: &Granted) -> bool {
+    pub fn enable(&self, granted: &Granted) -> bool {
         let now = self.options.clock.now();
         let handed_out = granted.grant.enable(now) || !granted.grant.is_ended();
         // A grant in the place of another makes the table no longer: a few of those are enough.
@@ -211,14 +219,19 @@ impl Engine {
         if handed_out {
             self.counters.grants.fetch_add(1, Ordering::Relaxed);
         } else {
-            self.leases.remove_if(keyspace.id, &granted.fence, granted.grant.token());
+            self.drop_grant(&granted.grant);
         }
         handed_out
     }
 
+    fn drop_grant(&self, grant: &Grant) {
+        let FenceId { keyspace, name } = grant.fence();
+        self.leases.remove_if(*keyspace, name, grant.token());
+    }
+
     /// A grant that nobody takes: it ends at once.
     pub fn give_up(&self, keyspace: &Arc<KeyspaceState>, granted: &Granted) {
-        self.let_go(keyspace, &granted.fence, &granted.grant);
+        self.let_go(keyspace, &granted.grant);
     }
 
     /// Who is in the way, and for how long. Upholds D4: not before what is in the way is durable.
@@ -268,21 +281,15 @@ impl Engine {
     /// Renews a grant for its remote holder; answers the deadline.
     pub fn renew(&self, keyspace: &KeyspaceState, fence: &[u8], token: Token, owner: OwnerId) -> Result<u64> {
         let grant = self.owned(keyspace, fence, token, owner)?;
-        self.renew_grant(keyspace, fence, &grant, self.options.clock.now(), u64::MAX)
+        self.renew_grant(keyspace, &grant, self.options.clock.now(), u64::MAX)
     }
 
     /// Renews a grant, by one compare-and-swap; no lock and no I/O.
-    pub fn renew_grant(
-        &self,
-        keyspace: &KeyspaceState,
-        fence: &[u8],
-        grant: &Grant,
-        now: u64,
-        limit: u64,
-    ) -> Result<u64> {
+    pub fn renew_grant(&self, keyspace: &KeyspaceState, grant: &Grant, now: u64, limit: u64) -> Result<u64> {
         if self.cause.get().is_some() || self.closed.load(Ordering::Acquire) {
             self.check_open()?;
         }
+        let fence = &grant.fence().name;
         match self.renew_open(grant, now, limit) {
             Ok(until) => Ok(until),
             Err(RenewError::Expired) => Err(keyspace.expired(fence, grant.token())),
@@ -312,7 +319,7 @@ impl Engine {
         owner: OwnerId,
     ) -> Result<()> {
         let grant = self.owned(keyspace, fence, token, owner)?;
-        if self.release_grant(keyspace, fence, &grant) {
+        if self.release_grant(keyspace, &grant) {
             return Ok(());
         }
         Err(keyspace.not_held(fence, token))
@@ -320,23 +327,23 @@ impl Engine {
 
     /// Ends a grant at once, without I/O and, where nobody waits, without a lock. Says whether it was still
     /// held.
-    pub fn release_grant(&self, keyspace: &Arc<KeyspaceState>, fence: &[u8], grant: &Grant) -> bool {
+    pub fn release_grant(&self, keyspace: &Arc<KeyspaceState>, grant: &Grant) -> bool {
         let now = self.options.clock.now();
         // What ran out was not given back: a delay that was asked for counts.
-        if grant.end_if_expired(now) || !self.let_go(keyspace, fence, grant) {
+        if grant.end_if_expired(now) || !self.let_go(keyspace, grant) {
             return false;
         }
         self.counters.releases.fetch_add(1, Ordering::Relaxed);
         true
     }
 
-    fn let_go(&self, keyspace: &Arc<KeyspaceState>, fence: &[u8], grant: &Grant) -> bool {
+    fn let_go(&self, keyspace: &Arc<KeyspaceState>, grant: &Grant) -> bool {
         let Some(is_watched) = grant.release() else { return false };
-        let token = grant.token();
         // The grant of the next holder says that this one is over; else the record of it rides with the next
         // group.
-        if !is_watched || !self.pass_on(keyspace, token) {
-            self.released.push(Released { keyspace: keyspace.clone(), fence: fence.into(), token });
+        if !is_watched || !self.pass_on(keyspace, grant) {
+            let (fence, token) = (grant.fence().clone(), grant.token());
+            self.released.push(Released { keyspace: keyspace.clone(), fence, token });
         }
         true
     }
@@ -365,7 +372,7 @@ impl Engine {
             let (lsn, _) = self.append_on_fence(tail, keyspace, fence, Kind::Mark, token, reason)?;
             if !grant.end_broken(now) {
                 // Nothing was held any more: what kept the fence goes.
-                self.leases.remove_if(keyspace.id, fence, grant.token());
+                self.drop_grant(&grant);
             }
             Ok((Some((grant, token)), lsn, tail.group))
         })??;
@@ -373,7 +380,7 @@ impl Engine {
         if let Some((grant, _)) = &broken {
             self.counters.breaks.fetch_add(1, Ordering::Relaxed);
             events::lease_broken(&self.dir, &keyspace.name, fence, grant.token().get(), reason);
-            self.visit_queues(keyspace.id, fence);
+            self.visit_queues(grant.fence());
         }
         Ok(broken)
     }

@@ -71,7 +71,6 @@ impl Keyspace {
 pub struct Lease {
     engine: Arc<Engine>,
     keyspace: Arc<KeyspaceState>,
-    fence: Arc<[u8]>,
     grant: Arc<Grant>,
     predecessor: Option<(Token, OperationId)>,
     /// It is its holder's elsewhere: dropping this releases nothing.
@@ -80,15 +79,8 @@ pub struct Lease {
 
 impl Lease {
     pub(crate) fn new(engine: &Arc<Engine>, keyspace: &Arc<KeyspaceState>, granted: Granted) -> Self {
-        let Granted { grant, fence, predecessor, .. } = granted;
-        Lease {
-            engine: engine.clone(),
-            keyspace: keyspace.clone(),
-            fence,
-            grant,
-            predecessor,
-            is_detached: false,
-        }
+        let Granted { grant, predecessor, .. } = granted;
+        Lease { engine: engine.clone(), keyspace: keyspace.clone(), grant, predecessor, is_detached: false }
     }
 
     /// The token to write with.
@@ -103,13 +95,13 @@ impl Lease {
 
     /// The name of the fence.
     pub fn fence(&self) -> &[u8] {
-        &self.fence
+        &self.grant.fence().name
     }
 
     /// What the keys of this lease begin with, in a keyspace of prefixes: the name of its fence, which for a
     /// slot is `key`, a dot, its number and the delimiter.
     pub fn prefix(&self) -> &[u8] {
-        &self.fence
+        self.fence()
     }
 
     /// The last numbered operation committed on this fence under an earlier token, for the new holder
@@ -142,7 +134,7 @@ impl Lease {
     /// [`Error::Expired`], [`Error::NotHeld`]: it is over, for ever; acquire again.
     pub fn renew(&self) -> Result<()> {
         let now = self.engine.options.clock.now();
-        self.engine.renew_grant(&self.keyspace, &self.fence, &self.grant, now, u64::MAX).map(drop)
+        self.engine.renew_grant(&self.keyspace, &self.grant, now, u64::MAX).map(drop)
     }
 
     /// Sees to it that the lease lasts at least `time` from now, renewing it if it would not: for the start of
@@ -211,11 +203,11 @@ impl Lease {
         }
         let now = self.engine.options.clock.now();
         let until = now.saturating_add(u64::try_from(max_hold.as_nanos()).unwrap_or(u64::MAX));
-        self.engine.renew_grant(&self.keyspace, &self.fence, &self.grant, now, until)?;
+        self.engine.renew_grant(&self.keyspace, &self.grant, now, until)?;
         let next = self.engine.next_renewal(&self.grant, now);
         let keep = next.map(|next| Keep { next, until });
         if !self.engine.watches.keep(&self.grant, keep, now) {
-            return Err(self.keyspace.not_held(&self.fence, self.token()));
+            return Err(self.keyspace.not_held(self.fence(), self.token()));
         }
         self.engine.bell.nudge();
         Ok(())
@@ -245,10 +237,10 @@ impl Lease {
     /// # Errors
     /// [`Error::NotHeld`]: it was over before. Nothing else is touched.
     pub fn release(self) -> Result<()> {
-        if self.engine.release_grant(&self.keyspace, &self.fence, &self.grant) {
+        if self.engine.release_grant(&self.keyspace, &self.grant) {
             return Ok(());
         }
-        Err(self.keyspace.not_held(&self.fence, self.token()))
+        Err(self.keyspace.not_held(self.fence(), self.token()))
     }
 
     /// Hands the lease to a holder elsewhere: it stays granted, and is renewed and released by key, token and
@@ -277,7 +269,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if !self.is_detached && !self.grant.is_ended() {
-            self.engine.release_grant(&self.keyspace, &self.fence, &self.grant);
+            self.engine.release_grant(&self.keyspace, &self.grant);
         }
     }
 }
@@ -285,7 +277,7 @@ impl Drop for Lease {
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease")
-            .field("fence", &Excerpt::new(&self.fence))
+            .field("fence", &Excerpt::new(self.fence()))
             .field("token", &self.token())
             .field("owner", &self.owner())
             .field("remaining", &self.remaining())

@@ -14,11 +14,10 @@
 use crate::engine::{Engine, KeyspaceState, PoisonOnPanic, Tail};
 use crate::error::{Error, Result};
 use crate::grant::{Attempt, Busy, Turn};
-use crate::lease::Grant;
+use crate::lease::{FenceId, Grant};
 use crate::log::pool::Need;
-use crate::slots::slot_of;
 use crate::sync::{Arc, Ordering};
-use crate::types::{KeyspaceId, Lsn, Token};
+use crate::types::{Lsn, Token};
 use crate::waiters::{Ask, Asleep, QueueId, Waiter};
 use crate::watches::Keep;
 use std::time::Duration;
@@ -38,17 +37,21 @@ impl Engine {
         if self.cause.get().is_some() {
             self.fail_waiters(false, &self.indeterminate());
         }
-        for token in self.bell.take() {
-            self.pass(token, Room::Made);
+        for over in self.bell.take() {
+            self.pass(over.token, &over.fence, Room::Made);
         }
         let now = self.options.clock.now();
         for token in self.watches.due(now, MOST) {
             self.look_at_due(token, now);
         }
-        for waiter in self.waiters.late(now, MOST) {
-            self.tell(&waiter, Err(self.timeout(&waiter)));
+        for waiter in self.waiters.due(now, MOST) {
+            if waiter.deadline <= now {
+                self.tell(&waiter, Err(self.timeout(&waiter)));
+            } else {
+                self.hand_over(waiter, Room::Made);
+            }
         }
-        for queue in self.waiters.to_visit(now, MOST) {
+        for queue in self.waiters.to_visit() {
             if let Some(first) = self.waiters.first(&queue) {
                 self.hand_over(first, Room::Made);
             }
@@ -62,35 +65,39 @@ impl Engine {
 
     /// A watched grant was given back: whoever did so hands the fence over, without I/O. `true`: to the next
     /// holder of the same fence.
-    pub fn pass_on(&self, keyspace: &Arc<KeyspaceState>, token: Token) -> bool {
-        self.pass(token, Room::AtHand(keyspace))
+    pub fn pass_on(&self, keyspace: &Arc<KeyspaceState>, grant: &Grant) -> bool {
+        self.pass(grant.token(), grant.fence(), Room::AtHand(keyspace))
     }
 
-    /// Somebody has joined a queue. The first to do so sees to it that somebody looks at the queue, when what
-    /// was found `busy` is over, or at once if nothing was; those behind it are looked at after it.
+    /// Somebody has joined a queue, to be looked at by `look_at`. The first to do so sees to it that somebody looks
+    /// at the queue when what was found `busy` is over, or at once if nothing was; those behind it are looked at
+    /// after it.
     pub fn begin_to_wait(
         &self,
         keyspace: &Arc<KeyspaceState>,
         waiter: &Arc<Waiter>,
+        look_at: u64,
         first: Option<Option<Busy>>,
     ) {
-        self.bell.look_by(waiter.deadline);
+        self.bell.look_by(look_at);
         let Some(busy) = first else { return };
-        // What is over may have been superseded before the queue was there to be visited.
-        let live = busy.filter(|busy| !busy.grants.iter().any(|grant| grant.is_ended()));
-        if !live.is_some_and(|busy| self.wait_for(waiter, &busy)) {
+        // In this order: whoever ends one of these from here on finds the queue. What is over may have been
+        // superseded before the queue was there to be found.
+        if !busy.is_some_and(|busy| busy.grants.iter().all(|grant| grant.watch())) {
             self.hand_over(waiter.clone(), Room::AtHand(keyspace));
         }
     }
 
     /// A watched grant is over.
-    fn pass(&self, token: Token, room: Room<'_>) -> bool {
-        let Some(mut watch) = self.watches.take(token) else { return false };
-        watch.wake();
+    fn pass(&self, token: Token, fence: &FenceId, room: Room<'_>) -> bool {
+        if let Some(mut watch) = self.watches.take(token) {
+            watch.wake();
+        }
         let mut is_passed = false;
-        for first in watch.queues.drain(..) {
-            let has_slots = first.queue.has_slots;
-            is_passed |= self.hand_over(first, room) && !has_slots;
+        for queue in QueueId::of(fence) {
+            if let Some(first) = self.waiters.first(&queue) {
+                is_passed |= self.hand_over(first, room) && !queue.has_slots;
+            }
         }
         is_passed
     }
@@ -169,19 +176,16 @@ impl Engine {
     /// Sees to it that somebody looks at the queue of `first` when one of these is over; `false`: one is.
     fn wait_for(&self, first: &Arc<Waiter>, busy: &Busy) -> bool {
         let now = self.options.clock.now();
+        let mut visit_at = u64::MAX;
         for grant in &busy.grants {
-            let look_at = match (self.watches.add_queue(grant, first, now), grant.free_at()) {
-                (Some(at), _) => at,
-                (None, Some(at)) if at > now => {
-                    self.waiters.visit_at(&first.queue, at);
-                    at
-                }
-                (None, Some(_)) => return false,
-                // The store is being closed: all who wait are told.
-                (None, None) => u64::MAX,
-            };
-            self.bell.look_by(look_at);
+            let at = if grant.watch() { grant.look_at(now) } else { grant.free_at() };
+            if grant.is_free(now) {
+                return false;
+            }
+            visit_at = visit_at.min(at.unwrap_or(u64::MAX));
         }
+        self.waiters.visit_at(&first.queue, visit_at);
+        self.bell.look_by(visit_at);
         true
     }
 
@@ -220,6 +224,10 @@ impl Engine {
             Room::Made => {
                 found = self.keyspace_by_id(waiter.queue.keyspace);
                 let Some(keyspace) = &found else { return Served::Told(Asleep::Nobody) };
+                // Room is made for one who gets the fence, not for a look at it: there may be none to be had.
+                if let Some(busy) = self.find_busy(keyspace, &ask, self.options.clock.now()) {
+                    return Served::Busy(busy);
+                }
                 keyspace
             }
         };
@@ -279,14 +287,11 @@ impl Engine {
     }
 
     /// The queues that a change of a fence concerns, which nothing else reports to them.
-    pub fn visit_queues(&self, keyspace: KeyspaceId, fence: &[u8]) {
+    pub fn visit_queues(&self, fence: &FenceId) {
         if self.waiters.len() == 0 {
             return;
         }
-        self.waiters.visit_now(QueueId { keyspace, name: fence.into(), has_slots: false });
-        if let Some((key, _)) = slot_of(fence) {
-            self.waiters.visit_now(QueueId { keyspace, name: key.into(), has_slots: true });
-        }
+        QueueId::of(fence).for_each(|queue| self.waiters.visit_now(queue));
         self.bell.nudge();
     }
 }

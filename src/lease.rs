@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::group_commit::Doorbell;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
-use crate::types::{Lsn, OwnerId, Token, Ttl};
+use crate::types::{KeyspaceId, Lsn, OwnerId, Token, Ttl};
 
 /// Somebody wants to hear when the state changes.
 const WATCHED: u64 = 1;
@@ -24,6 +24,8 @@ const STEP: u64 = 16;
 const FLAGS: u64 = STEP - 1;
 const PENDING: u64 = 0;
 const FOREVER: u64 = !FLAGS;
+/// A pending grant is looked at again after so long: whoever is to enable it may be gone.
+const LOOK_PENDING: Duration = Duration::from_secs(1);
 
 /// Why a renewal was refused. None of the reasons ever goes away, except `Pending`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,11 +104,32 @@ pub(crate) struct Terms {
     pub delay: u64,
 }
 
-/// Where grants that are watched report a change of their state, and what wakes the thread that looks.
+/// Which fence a grant is of.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct FenceId {
+    pub keyspace: KeyspaceId,
+    /// Of the standard library also in the models: loom has none of bytes.
+    pub name: std::sync::Arc<[u8]>,
+}
+
+impl FenceId {
+    pub(crate) fn new(keyspace: KeyspaceId, name: &[u8]) -> Self {
+        FenceId { keyspace, name: name.into() }
+    }
+}
+
+/// A watched grant that is over.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) struct Over {
+    pub token: Token,
+    pub fence: FenceId,
+}
+
+/// Where grants that are watched report their end, and what wakes the thread that looks.
 #[derive(Debug)]
 pub(crate) struct Bell {
-    /// The tokens of the grants. A leaf in the lock order.
-    changed: Mutex<Vec<Token>>,
+    /// A leaf in the lock order.
+    over: Mutex<Vec<Over>>,
     pub doorbell: Doorbell,
     /// When the thread looks again if nobody rings. Relaxed: what is due lies under a lock, which orders
     /// this too.
@@ -118,22 +141,22 @@ pub(crate) struct Bell {
 impl Bell {
     pub(crate) fn new() -> Self {
         Bell {
-            changed: Mutex::new(Vec::new()),
+            over: Mutex::new(Vec::new()),
             doorbell: Doorbell::new(),
             planned: AtomicU64::new(u64::MAX),
             expired: AtomicU64::new(0),
         }
     }
 
-    fn report(&self, token: Token) {
-        self.changed.lock().push(token);
+    fn report(&self, over: Over) {
+        self.over.lock().push(over);
         self.doorbell.ring();
     }
 
     /// Wakes the thread to look at everything again: work was left elsewhere, or the clock has jumped.
     pub(crate) fn nudge(&self) {
         // The doorbell orders what lies under a lock: this one.
-        drop(self.changed.lock());
+        drop(self.over.lock());
         self.doorbell.ring();
     }
 
@@ -155,8 +178,8 @@ impl Bell {
     }
 
     /// What was reported since the last call.
-    pub(crate) fn take(&self) -> Vec<Token> {
-        std::mem::take(&mut *self.changed.lock())
+    pub(crate) fn take(&self) -> Vec<Over> {
+        std::mem::take(&mut *self.over.lock())
     }
 
     pub(crate) fn expired(&self) -> u64 {
@@ -183,6 +206,7 @@ impl Bell {
 /// between its clock and its exchange loses it, for ever.
 #[derive(Debug)]
 pub(crate) struct Grant {
+    fence: FenceId,
     token: Token,
     terms: Terms,
     /// Where its record lies in the order: it may be enabled when that is durable.
@@ -201,8 +225,16 @@ pub(crate) struct Grant {
 impl Grant {
     /// A grant that is appended but not durable: nobody holds it yet, and nobody else gets the fence.
     /// `asked` is the clock before the grant was asked for.
-    pub(crate) fn pending(token: Token, terms: Terms, lsn: Lsn, asked: u64, bell: &Arc<Bell>) -> Self {
+    pub(crate) fn pending(
+        fence: FenceId,
+        token: Token,
+        terms: Terms,
+        lsn: Lsn,
+        asked: u64,
+        bell: &Arc<Bell>,
+    ) -> Self {
         Grant {
+            fence,
             token,
             terms,
             lsn,
@@ -215,13 +247,24 @@ impl Grant {
     }
 
     /// A grant of an earlier life of the store: it is over, and its fence is kept until `free_at`.
-    pub(crate) fn recorded(token: Token, terms: Terms, now: u64, free_at: u64, bell: &Arc<Bell>) -> Self {
+    pub(crate) fn recorded(
+        fence: FenceId,
+        token: Token,
+        terms: Terms,
+        now: u64,
+        free_at: u64,
+        bell: &Arc<Bell>,
+    ) -> Self {
         Grant {
             is_recorded: true,
             word: AtomicU64::new(round_up(free_at) | ENDED | Ending::Expired.bits()),
             held_until: AtomicU64::new(0),
-            ..Grant::pending(token, terms, Lsn::ZERO, now, bell)
+            ..Grant::pending(fence, token, terms, Lsn::ZERO, now, bell)
         }
+    }
+
+    pub(crate) fn fence(&self) -> &FenceId {
+        &self.fence
     }
 
     pub(crate) fn token(&self) -> Token {
@@ -307,9 +350,13 @@ impl Grant {
         (word & ENDED != 0).then_some(word & !FLAGS)
     }
 
-    /// When the state is to be looked at again, if nothing else happens; `None` for never.
-    pub(crate) fn deadline(&self) -> Option<u64> {
-        deadline(self.word.load(Ordering::Acquire)).filter(|&deadline| deadline != FOREVER)
+    /// When the state is to be looked at again, if nothing is reported before; `None` for never.
+    pub(crate) fn look_at(&self, now: u64) -> Option<u64> {
+        let word = self.word.load(Ordering::Acquire);
+        if word & !WATCHED == PENDING {
+            return Some(now.saturating_add(self.terms.ttl.nanos().min(LOOK_PENDING.as_nanos() as u64)));
+        }
+        deadline(word).filter(|&deadline| deadline != FOREVER)
     }
 
     /// Moves the deadline to `now` and one ttl, at most to `limit` and never back.
@@ -431,7 +478,7 @@ impl Grant {
             }
             // Read out of the word that was exchanged: who watches before the end is told of it.
             if word & WATCHED != 0 {
-                self.bell.report(self.token);
+                self.bell.report(Over { token: self.token, fence: self.fence.clone() });
             }
         }
         Ok(())

@@ -235,7 +235,7 @@ fn is_for_ever(grant: &Grant) -> bool {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use crate::lease::{Bell, RenewError, Terms};
+    use crate::lease::{Bell, FenceId, RenewError, Terms};
     use crate::types::{Lsn, OwnerId};
     use std::time::Duration;
 
@@ -248,13 +248,17 @@ mod tests {
         Token::new(number).unwrap()
     }
 
+    fn fence() -> FenceId {
+        FenceId::new(KeyspaceId(1), b"f")
+    }
+
     fn terms(ttl: Ttl) -> Terms {
         Terms { owner: OWNER, ttl, delay: 0 }
     }
 
     fn grant_at(number: u64, now: u64) -> Grant {
         let ttl = Ttl::new(Duration::from_millis(10)).unwrap();
-        Grant::pending(token(number), terms(ttl), Lsn::new(number), now, &Arc::new(Bell::new()))
+        Grant::pending(fence(), token(number), terms(ttl), Lsn::new(number), now, &Arc::new(Bell::new()))
     }
 
     fn grant(number: u64) -> Grant {
@@ -408,8 +412,14 @@ mod tests {
     fn leases_that_stay_do_not_hide_those_that_are_over() {
         let table = LeaseTable::new();
         let forever = |number| {
-            let grant =
-                Grant::pending(token(number), terms(Ttl::INFINITE), Lsn::ZERO, MS, &Arc::new(Bell::new()));
+            let grant = Grant::pending(
+                fence(),
+                token(number),
+                terms(Ttl::INFINITE),
+                Lsn::ZERO,
+                MS,
+                &Arc::new(Bell::new()),
+            );
             assert!(grant.enable(MS));
             Arc::new(grant)
         };
@@ -436,10 +446,10 @@ mod tests {
         let table = LeaseTable::new();
         let bell = Arc::new(Bell::new());
         let bounded = terms(Ttl::new(Duration::from_millis(10)).unwrap());
-        let kept = Grant::recorded(token(1), terms(Ttl::INFINITE), MS, 0, &bell);
+        let kept = Grant::recorded(fence(), token(1), terms(Ttl::INFINITE), MS, 0, &bell);
         table.insert(JOBS, b"kept", Arc::new(kept));
-        table.insert(JOBS, b"over", Arc::new(Grant::recorded(token(2), bounded, MS, 0, &bell)));
-        let ended = Grant::pending(token(3), terms(Ttl::INFINITE), Lsn::ZERO, MS, &bell);
+        table.insert(JOBS, b"over", Arc::new(Grant::recorded(fence(), token(2), bounded, MS, 0, &bell)));
+        let ended = Grant::pending(fence(), token(3), terms(Ttl::INFINITE), Lsn::ZERO, MS, &bell);
         assert!(ended.enable(MS) && ended.end(Ending::Released));
         table.insert(JOBS, b"ended", Arc::new(ended));
         for _ in 0..SHARDS {
@@ -457,7 +467,7 @@ mod tests {
             table.insert(JOBS, &grant.token().get().to_le_bytes(), grant.clone());
         }
         let terms = Terms { delay: 100 * MS, ..terms(Ttl::new(Duration::from_millis(10)).unwrap()) };
-        let delayed = Grant::pending(token(999), terms, Lsn::new(1), MS, &Arc::new(Bell::new()));
+        let delayed = Grant::pending(fence(), token(999), terms, Lsn::new(1), MS, &Arc::new(Bell::new()));
         assert!(delayed.enable(MS));
         table.insert(LOCKS, b"delayed", Arc::new(delayed));
         table.insert(LOCKS, b"live", live(1000, 15 * MS));

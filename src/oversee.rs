@@ -3,6 +3,7 @@
 use crate::db::Db;
 use crate::error::Result;
 use crate::keyspace::Keyspace;
+use crate::lease::FenceId;
 use crate::types::{Mark, OwnerId, Token};
 use crate::waiters::QueueId;
 use std::time::Duration;
@@ -113,13 +114,8 @@ impl Keyspace {
         holders.sort_by(|a, b| a.fence.cmp(&b.fence));
         if engine.waiters.len() > 0 {
             for holder in &mut holders {
-                let name = holder.fence[..].into();
-                let queue = QueueId { keyspace: self.state.id, name, has_slots: false };
-                holder.waiting = engine.waiters.waiting(&queue);
-                if let Some((key, _)) = crate::slots::slot_of(&holder.fence) {
-                    let queue = QueueId { keyspace: self.state.id, name: key.into(), has_slots: true };
-                    holder.waiting += engine.waiters.waiting(&queue);
-                }
+                let fence = FenceId::new(self.state.id, &holder.fence);
+                holder.waiting = QueueId::of(&fence).map(|queue| engine.waiters.waiting(&queue)).sum();
             }
         }
         Ok(holders)

@@ -154,7 +154,7 @@ pub struct Stats {
     pub held_back_marks: u64,
     /// Who waits for a lease now.
     pub waiting: u64,
-    /// Grants whose end somebody wants to hear of, or that are kept alive.
+    /// Grants whose holder wants to hear of the end, or that are kept alive.
     pub watched_leases: u64,
     /// Grants in the table of leases, live or not yet swept.
     pub leases: u64,

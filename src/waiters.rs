@@ -7,13 +7,14 @@
 
 use rapidhash::quality::RandomState;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::group_commit::{Progress, Sleeper, WakerSlot};
-use crate::lease::{Grant, Terms};
+use crate::lease::{FenceId, Grant, Terms};
+use crate::slots::slot_of;
 use crate::sync::{Arc, AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::types::{KeyspaceId, Lsn, OperationId, OwnerId, Token};
 
@@ -42,11 +43,24 @@ pub(crate) struct QueueId {
     pub has_slots: bool,
 }
 
+impl QueueId {
+    /// The queues that lead to a fence: its own, and the one for the slots of its key.
+    pub(crate) fn of(fence: &FenceId) -> impl Iterator<Item = QueueId> {
+        let keyspace = fence.keyspace;
+        let own = QueueId { keyspace, name: fence.name.clone(), has_slots: false };
+        let of_key = slot_of(&fence.name);
+        [own].into_iter().chain(of_key.map(|(key, _)| QueueId {
+            keyspace,
+            name: key.into(),
+            has_slots: true,
+        }))
+    }
+}
+
 /// A grant that is appended; to be handed out when `lsn` is durable.
 #[derive(Debug)]
 pub(crate) struct Granted {
     pub grant: Arc<Grant>,
-    pub fence: Arc<[u8]>,
     /// The table had no grant of the fence before.
     pub is_new: bool,
     pub predecessor: Option<(Token, OperationId)>,
@@ -190,9 +204,9 @@ pub(crate) struct Waiters {
 #[derive(Debug, Default)]
 struct Inner {
     queues: HashMap<QueueId, Queue, RandomState>,
-    deadlines: BTreeMap<(u64, u64), Arc<Waiter>>,
-    /// When a queue whose fence is kept by a delay is to be looked at.
-    visits: BTreeSet<(u64, QueueId)>,
+    /// Who is to be looked at when, if nothing is reported before: everybody at its deadline, and the first of a
+    /// queue when its fence may be free, if that is earlier.
+    looks: BTreeMap<(u64, u64), Arc<Waiter>>,
     /// Queues to look at as soon as may be.
     visits_now: Vec<QueueId>,
     last_id: u64,
@@ -205,12 +219,22 @@ struct Queue {
     first: Arc<Waiter>,
     /// By the order of coming.
     behind: BTreeMap<u64, Arc<Waiter>>,
-    visit_at: Option<u64>,
+    /// When the fence may be free, if nobody says so before: the last instant for never.
+    visit_at: u64,
 }
 
 impl Queue {
-    fn of(first: Arc<Waiter>) -> Self {
-        Queue { first, behind: BTreeMap::new(), visit_at: None }
+    /// When the first is to be looked at.
+    fn look_at(&self) -> u64 {
+        self.first.deadline.min(self.visit_at)
+    }
+
+    /// The first is looked at as the queue says, and no longer when it was to be.
+    fn move_look(&self, from: u64, looks: &mut BTreeMap<(u64, u64), Arc<Waiter>>) {
+        if self.look_at() != from {
+            looks.remove(&(from, self.first.id));
+            looks.insert((self.look_at(), self.first.id), self.first.clone());
+        }
     }
 }
 
@@ -224,13 +248,14 @@ impl Waiters {
     }
 
     /// Joins the queue at its end, until `deadline`, after having said that it would wait for so long.
-    /// `true`: it is the first, and nobody looks at the queue unless the caller sees to it.
+    /// `true`: it is the first, and nobody looks at the queue before `visit_at` unless the caller sees to it.
     pub(crate) fn join(
         &self,
         keyspace: KeyspaceId,
         ask: &Ask<'_>,
         deadline: u64,
         wait: Duration,
+        visit_at: u64,
     ) -> Result<(Arc<Waiter>, bool)> {
         let queue = QueueId { keyspace, name: ask.name.clone(), has_slots: ask.slots.is_some() };
         let mut inner = self.inner.lock();
@@ -250,17 +275,17 @@ impl Waiters {
             sleeper: Sleeper::new(),
             is_out: AtomicBool::new(false),
         });
-        let is_first = match inner.queues.entry(queue) {
+        let (is_first, look_at) = match inner.queues.entry(queue) {
             Entry::Vacant(place) => {
-                place.insert(Queue::of(waiter.clone()));
-                true
+                let queue = Queue { first: waiter.clone(), behind: BTreeMap::new(), visit_at };
+                (true, place.insert(queue).look_at())
             }
             Entry::Occupied(mut queue) => {
                 queue.get_mut().behind.insert(waiter.id, waiter.clone());
-                false
+                (false, deadline)
             }
         };
-        inner.deadlines.insert((deadline, waiter.id), waiter.clone());
+        inner.looks.insert((look_at, waiter.id), waiter.clone());
         self.len.fetch_add(1, Ordering::Release);
         Ok((waiter, is_first))
     }
@@ -275,24 +300,27 @@ impl Waiters {
     /// The same; answers who is the first in the queue then. Of one who left before, too.
     pub(crate) fn remove_and_next(&self, waiter: &Waiter) -> Option<Arc<Waiter>> {
         let mut inner = self.inner.lock();
-        let Inner { queues, deadlines, visits, .. } = &mut *inner;
-        let queue = queues.get_mut(&waiter.queue)?;
+        let Inner { queues, looks, .. } = &mut *inner;
+        let Entry::Occupied(mut place) = queues.entry(waiter.queue.clone()) else { return None };
+        let queue = place.get_mut();
         let next = if queue.first.id != waiter.id {
+            let next = Some(queue.first.clone());
             if queue.behind.remove(&waiter.id).is_none() {
-                return Some(queue.first.clone());
+                return next;
             }
-            Some(queue.first.clone())
-        } else if let Some((_, next)) = queue.behind.pop_first() {
-            queue.first = next.clone();
-            Some(next)
+            looks.remove(&(waiter.deadline, waiter.id));
+            next
         } else {
-            if let Some(at) = queue.visit_at {
-                visits.remove(&(at, waiter.queue.clone()));
+            looks.remove(&(queue.look_at(), waiter.id));
+            if let Some((_, next)) = queue.behind.pop_first() {
+                queue.first = next.clone();
+                queue.move_look(next.deadline, looks);
+                Some(next)
+            } else {
+                place.remove();
+                None
             }
-            queues.remove(&waiter.queue);
-            None
         };
-        deadlines.remove(&(waiter.deadline, waiter.id));
         waiter.is_out.store(true, Ordering::Release);
         self.len.fetch_sub(1, Ordering::Release);
         next
@@ -331,15 +359,14 @@ impl Waiters {
     /// Looks at the queue again at `at`, or earlier.
     pub(crate) fn visit_at(&self, id: &QueueId, at: u64) {
         let mut inner = self.inner.lock();
-        let Inner { queues, visits, .. } = &mut *inner;
-        let Some(queue) = queues.get_mut(id) else { return };
-        if queue.visit_at.is_some_and(|known| known <= at) {
-            return;
+        let Inner { queues, looks, .. } = &mut *inner;
+        if let Some(queue) = queues.get_mut(id)
+            && at < queue.visit_at
+        {
+            let from = queue.look_at();
+            queue.visit_at = at;
+            queue.move_look(from, looks);
         }
-        if let Some(known) = queue.visit_at.replace(at) {
-            visits.remove(&(known, id.clone()));
-        }
-        visits.insert((at, id.clone()));
     }
 
     /// Looks at the queue as soon as may be, if anybody waits in it.
@@ -350,44 +377,37 @@ impl Waiters {
         }
     }
 
-    /// Queues to look at: as soon as may be, or due at `now`; at most so many of the latter.
-    pub(crate) fn to_visit(&self, now: u64, most: usize) -> Vec<QueueId> {
+    /// Queues to look at as soon as may be.
+    pub(crate) fn to_visit(&self) -> Vec<QueueId> {
+        std::mem::take(&mut self.inner.lock().visits_now)
+    }
+
+    /// Who is to be looked at by `now`, at most so many: their time is over, or their fence may be free.
+    pub(crate) fn due(&self, now: u64, most: usize) -> Vec<Arc<Waiter>> {
         let mut inner = self.inner.lock();
-        let mut due = std::mem::take(&mut inner.visits_now);
-        let Inner { queues, visits, .. } = &mut *inner;
-        for _ in 0..most {
-            let Some((at, _)) = visits.first() else { break };
-            if *at > now {
-                break;
+        let Inner { queues, looks, .. } = &mut *inner;
+        let due: Vec<_> =
+            looks.range(..=(now, u64::MAX)).take(most).map(|(_, waiter)| waiter.clone()).collect();
+        for waiter in due.iter().filter(|waiter| waiter.deadline > now) {
+            if let Some(queue) = queues.get_mut(&waiter.queue) {
+                let from = queue.look_at();
+                queue.visit_at = u64::MAX;
+                queue.move_look(from, looks);
             }
-            let Some((_, id)) = visits.pop_first() else { break };
-            if let Some(queue) = queues.get_mut(&id) {
-                queue.visit_at = None;
-            }
-            due.push(id);
         }
         due
     }
 
-    /// Waiters whose time is over at `now`; at most so many.
-    pub(crate) fn late(&self, now: u64, most: usize) -> Vec<Arc<Waiter>> {
-        let inner = self.inner.lock();
-        inner.deadlines.range(..=(now, u64::MAX)).take(most).map(|(_, waiter)| waiter.clone()).collect()
-    }
-
     /// When something is due here if nothing else happens.
     pub(crate) fn next(&self) -> Option<u64> {
-        let inner = self.inner.lock();
-        let deadline = inner.deadlines.first_key_value().map(|((at, _), _)| *at);
-        let visit = inner.visits.first().map(|(at, _)| *at);
-        deadline.into_iter().chain(visit).min()
+        self.inner.lock().looks.first_key_value().map(|((at, _), _)| *at)
     }
 
     /// Everybody who waits; with `shut`, nobody joins any more.
     pub(crate) fn all(&self, shut: bool) -> Vec<Arc<Waiter>> {
         let mut inner = self.inner.lock();
         inner.is_shut |= shut;
-        inner.deadlines.values().cloned().collect()
+        inner.looks.values().cloned().collect()
     }
 }
 
@@ -406,12 +426,13 @@ mod tests {
     const JOBS: KeyspaceId = KeyspaceId(1);
 
     fn join(waiters: &Waiters, at: u64) -> Result<Arc<Waiter>> {
-        waiters.join(JOBS, &ask(&b"f"[..].into()), at, Duration::from_nanos(at)).map(|(waiter, _)| waiter)
+        let (name, wait) = (b"f"[..].into(), Duration::from_nanos(at));
+        waiters.join(JOBS, &ask(&name), at, wait, u64::MAX).map(|(waiter, _)| waiter)
     }
 
     fn is_empty(waiters: &Waiters) -> bool {
         let inner = waiters.inner.lock();
-        waiters.len() == 0 && inner.queues.is_empty() && inner.deadlines.is_empty() && inner.visits.is_empty()
+        waiters.len() == 0 && inner.queues.is_empty() && inner.looks.is_empty()
     }
 
     #[test]
@@ -424,7 +445,7 @@ mod tests {
         assert!(waiters.ahead(JOBS, &ask(&b"g"[..].into())).is_none());
     }
 
-    /// A watch remembers who was the first when it was set: it leads to whoever is the first by then.
+    /// Whoever serves a queue knows who was the first in it, and comes by that to whoever is the first by then.
     #[test]
     fn one_who_left_still_leads_to_the_first_of_its_queue() {
         let waiters = Waiters::new();
@@ -461,7 +482,25 @@ mod tests {
             }
         }
         assert!(is_empty(&waiters));
-        assert!(waiters.to_visit(1000, 10).is_empty());
+        assert!(waiters.due(1000, 10).is_empty());
+    }
+
+    #[test]
+    fn the_first_is_looked_at_when_its_fence_may_be_free_and_then_at_its_deadline() {
+        let waiters = Waiters::new();
+        let [a, b] = [900, 800].map(|at| join(&waiters, at).unwrap());
+        let due = |now| waiters.due(now, 10).iter().map(|waiter| waiter.deadline).collect::<Vec<_>>();
+        waiters.visit_at(&a.queue, 500);
+        waiters.visit_at(&a.queue, 700);
+        assert_eq!((waiters.next(), due(499)), (Some(500), vec![]));
+        // It is the fence that is free then, whoever is the first.
+        waiters.remove(&a);
+        assert_eq!((waiters.next(), due(500)), (Some(500), vec![800]));
+        assert_eq!((waiters.next(), due(799)), (Some(800), vec![]));
+        waiters.visit_at(&b.queue, 900);
+        assert_eq!((waiters.next(), due(800)), (Some(800), vec![800]));
+        waiters.remove(&b);
+        assert!(is_empty(&waiters));
     }
 
     #[test]
@@ -470,9 +509,9 @@ mod tests {
         for at in [300, 100, 200] {
             join(&waiters, at).unwrap();
         }
-        let late: Vec<_> = waiters.late(200, 10).iter().map(|waiter| waiter.deadline).collect();
+        let late: Vec<_> = waiters.due(200, 10).iter().map(|waiter| waiter.deadline).collect();
         assert_eq!(late, [100, 200]);
-        assert_eq!(waiters.late(1000, 1).len(), 1);
+        assert_eq!(waiters.due(1000, 1).len(), 1);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Who wants to hear of one grant: those who wait for its fence, its holder, and the one who keeps it alive.
+//! Who wants to hear of one grant: its holder, and the one who keeps it alive. (Who waits for its fence is in a
+//! queue, and found there.)
 //!
 //! One job: for each watched grant, whom it concerns and when it is to be looked at. A timer is only a
 //! reminder to ask the grant: renewing moves no timer, a look finds the later deadline and sets another one.
@@ -9,15 +10,10 @@
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::task::Waker;
-use std::time::Duration;
 
 use crate::lease::Grant;
 use crate::sync::{Arc, Mutex};
 use crate::types::Token;
-use crate::waiters::Waiter;
-
-/// A pending grant is looked at again after so long: whoever is to enable it may be gone.
-const PENDING: Duration = Duration::from_secs(1);
 
 /// When a grant is to be renewed for its holder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,9 +26,7 @@ pub(crate) struct Keep {
 /// Whom a grant concerns.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    pub grant: Arc<Grant>,
-    /// Of each queue the one who was the first in it: it may have left since.
-    pub queues: Vec<Arc<Waiter>>,
+    grant: Arc<Grant>,
     wakers: Vec<(u64, Waker)>,
     keep: Option<Keep>,
     timer: Option<u64>,
@@ -47,20 +41,19 @@ impl Watch {
     }
 
     fn is_idle(&self) -> bool {
-        self.queues.is_empty() && self.wakers.is_empty() && self.keep.is_none()
+        self.wakers.is_empty() && self.keep.is_none()
     }
 
     /// When to look, if nothing is reported before.
     fn look_at(&self, now: u64) -> Option<u64> {
+        let look_at = self.grant.look_at(now);
         if self.grant.is_pending() {
-            let soon = self.grant.ttl().duration().map_or(PENDING, |ttl| ttl.min(PENDING));
-            return Some(now.saturating_add(soon.as_nanos() as u64));
+            return look_at;
         }
-        let deadline = self.grant.deadline().filter(|_| !self.is_idle());
         let held_until =
             (!self.wakers.is_empty()).then(|| self.grant.held_until()).filter(|&at| at != u64::MAX);
         let keep = self.keep.map(|keep| keep.next);
-        [deadline, held_until, keep].into_iter().flatten().min()
+        [look_at, held_until, keep].into_iter().flatten().min()
     }
 }
 
@@ -99,7 +92,6 @@ impl Inner {
     fn entry(&mut self, grant: &Arc<Grant>) -> &mut Watch {
         self.watches.entry(grant.token()).or_insert_with(|| Watch {
             grant: grant.clone(),
-            queues: Vec::new(),
             wakers: Vec::new(),
             keep: None,
             timer: None,
@@ -151,24 +143,6 @@ impl Inner {
 impl Watches {
     pub(crate) fn new() -> Self {
         Watches(Mutex::new(Inner::default()))
-    }
-
-    /// The queue of `first` is to be looked at when the grant is over; answers when that may be at the earliest.
-    /// `None`: it is.
-    pub(crate) fn add_queue(&self, grant: &Arc<Grant>, first: &Arc<Waiter>, now: u64) -> Option<u64> {
-        let mut inner = self.0.lock();
-        let was_known = inner.is_known(grant);
-        let watch = inner.entry(grant);
-        let mut replaced = None;
-        match watch.queues.iter_mut().find(|known| known.queue == first.queue) {
-            Some(known) => replaced = Some(std::mem::replace(known, first.clone())),
-            None => watch.queues.push(first.clone()),
-        }
-        let (watched, gone) = inner.watch(grant, was_known, now);
-        let timer = inner.watches.get(&grant.token()).and_then(|watch| watch.timer);
-        drop(inner);
-        drop((replaced, gone));
-        watched.then_some(timer.unwrap_or(u64::MAX))
     }
 
     /// The task is to be woken when the grant is over; `false`: it is. A later call with the same `slot`
@@ -295,34 +269,30 @@ impl Watches {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
-    use crate::lease::{Bell, Ending, Terms};
+    use crate::lease::{Bell, Ending, FenceId, Over, Terms};
     use crate::types::{KeyspaceId, Lsn, OwnerId, Ttl};
-    use crate::waiters::{Ask, Waiters};
+    use std::time::Duration;
 
     const MS: u64 = 1_000_000;
+
+    fn fence() -> FenceId {
+        FenceId::new(KeyspaceId(1), b"f")
+    }
 
     fn live(bell: &Arc<Bell>) -> Arc<Grant> {
         let ttl = Ttl::new(Duration::from_millis(10)).unwrap();
         let terms = Terms { owner: OwnerId::new(1), ttl, delay: 0 };
-        let grant = Grant::pending(Token::new(1).unwrap(), terms, Lsn::new(1), MS, bell);
+        let grant = Grant::pending(fence(), Token::new(1).unwrap(), terms, Lsn::new(1), MS, bell);
         assert!(grant.enable(MS));
         Arc::new(grant)
-    }
-
-    /// One who waits for `f`.
-    fn first() -> Arc<Waiter> {
-        let (name, ttl) = (b"f"[..].into(), Ttl::INFINITE);
-        let terms = Terms { owner: OwnerId::new(2), ttl, delay: 0 };
-        let ask = Ask { name: &name, slots: None, terms, resume: None };
-        Waiters::new().join(KeyspaceId(1), &ask, 900 * MS, Duration::ZERO).unwrap().0
     }
 
     #[test]
     fn a_renewal_moves_the_next_look_only_when_the_last_one_is_due() {
         let (watches, bell) = (Watches::new(), Arc::new(Bell::new()));
         let grant = live(&bell);
-        assert_eq!(watches.add_queue(&grant, &first(), MS), Some(11 * MS));
-        assert_eq!(watches.add_queue(&grant, &first(), MS), Some(11 * MS));
+        let mut slot = 0;
+        assert!(watches.add_waker(&grant, &mut slot, Waker::noop().clone(), MS));
         assert_eq!(watches.next(), Some(11 * MS));
         grant.renew(5 * MS, u64::MAX).unwrap();
         assert_eq!(watches.next(), Some(11 * MS));
@@ -330,7 +300,7 @@ mod tests {
         watches.arm(grant.token(), 11 * MS);
         assert_eq!(watches.next(), Some(15 * MS));
         let watch = watches.take(grant.token()).unwrap();
-        assert!(matches!(&watch.queues[..], [one] if one.queue == first().queue));
+        assert!(watch.wakers.iter().any(|(of, _)| *of == slot));
         assert_eq!(watches.next(), None);
     }
 
@@ -373,7 +343,6 @@ mod tests {
         let (watches, bell) = (Watches::new(), Arc::new(Bell::new()));
         let grant = live(&bell);
         grant.end(Ending::Released);
-        assert_eq!(watches.add_queue(&grant, &first(), MS), None);
         assert!(!watches.add_waker(&grant, &mut 0, Waker::noop().clone(), MS));
         assert_eq!((watches.len(), watches.next()), (0, None));
     }
@@ -382,21 +351,19 @@ mod tests {
     /// the others in it were never told.
     #[test]
     fn who_comes_after_the_end_takes_nobody_out_who_is_still_to_be_told() {
-        for late in 0..3 {
+        for is_keeper in [false, true] {
             let (watches, bell) = (Watches::new(), Arc::new(Bell::new()));
             let grant = live(&bell);
             let mut slot = 0;
-            assert!(watches.add_queue(&grant, &first(), MS).is_some());
             assert!(watches.add_waker(&grant, &mut slot, Waker::noop().clone(), MS));
             grant.end(Ending::Broken);
-            assert!(!match late {
-                0 => watches.add_queue(&grant, &first(), MS).is_some(),
-                1 => watches.add_waker(&grant, &mut 0, Waker::noop().clone(), MS),
-                _ => watches.keep(&grant, None, MS),
+            assert!(!if is_keeper {
+                watches.keep(&grant, None, MS)
+            } else {
+                watches.add_waker(&grant, &mut 0, Waker::noop().clone(), MS)
             });
-            assert_eq!(bell.take(), [grant.token()]);
+            assert_eq!(bell.take(), [Over { token: grant.token(), fence: fence() }]);
             let watch = watches.take(grant.token()).unwrap();
-            assert!(matches!(&watch.queues[..], [one] if one.queue == first().queue));
             assert!(watch.wakers.iter().any(|(of, _)| *of == slot));
             assert_eq!((watches.len(), watches.next()), (0, None));
         }
@@ -406,9 +373,9 @@ mod tests {
     fn nothing_is_watched_in_a_store_that_is_shut() {
         let (watches, bell) = (Watches::new(), Arc::new(Bell::new()));
         let grant = live(&bell);
-        assert!(watches.add_queue(&grant, &first(), MS).is_some());
+        assert!(watches.add_waker(&grant, &mut 0, Waker::noop().clone(), MS));
         assert_eq!(watches.shut().len(), 1);
-        assert_eq!(watches.add_queue(&grant, &first(), MS), None);
+        assert!(!watches.add_waker(&grant, &mut 0, Waker::noop().clone(), MS));
         assert_eq!(watches.len(), 0);
     }
 }

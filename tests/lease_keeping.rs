@@ -6,6 +6,7 @@ mod leasekit;
 use leasekit::{block_on, eventually, ms, open_sim, poll_once, prefixes, sim, store};
 use std::thread;
 use std::time::Duration;
+use tidewall::storage::SimDisk;
 use tidewall::{Ending, Error, KeyspaceOptions, ManualClock, Options, OwnerId, Token, Tokens, Ttl};
 
 // Restart.
@@ -377,4 +378,31 @@ fn a_keyspace_of_external_tokens_grants_nothing() {
     assert!(matches!(block_on(rows.lease(b"f").acquire_async()), Err(Error::InvalidArgument(_))));
     assert!(rows.holders(b"").unwrap().is_empty());
     assert_eq!(rows.break_lease(b"f", "none").unwrap(), None);
+}
+
+/// The thread of the leases looks at a queue when its fence may be free; it needs room only when it is.
+#[test]
+fn a_waiter_hears_nothing_of_a_full_disk_while_its_fence_is_held() {
+    let (disk, clock) = (SimDisk::new(), ManualClock::new());
+    let (db, jobs) = open_sim(&disk, &clock, Options::new().segment_bytes(16 << 10));
+    let held = jobs.lease(b"f").ttl(ms(100)).acquire().unwrap();
+    let used = disk.file_names().iter().map(|name| disk.read_file(name).unwrap().len() as u64).sum();
+    disk.set_budget(Some(used));
+    let full = (0u64..).find_map(|n| match jobs.lease(&n.to_be_bytes()).ttl(Ttl::INFINITE).acquire() {
+        Ok(lease) => {
+            lease.detach();
+            None
+        }
+        Err(error) => Some(error),
+    });
+    assert!(matches!(full, Some(Error::NoSpace { .. })), "{full:?}");
+    let mut waiting = Box::pin(jobs.lease(b"f").wait(ms(10_000)).acquire_async());
+    for _ in 0..10 {
+        assert!(poll_once(waiting.as_mut()).is_pending());
+        clock.advance(ms(60));
+        held.renew().unwrap();
+        (0..1000).for_each(|_| thread::yield_now());
+    }
+    assert!(poll_once(waiting.as_mut()).is_pending());
+    assert_eq!(db.stats().waiting, 1);
 }

@@ -25,12 +25,12 @@ mod types;
 
 use group_commit::{Doorbell, Heard, NotDurable, Progress, Sleeper, WakerSlot};
 use guard::Pins;
-use lease::{Bell, Ending, Grant, RenewError, Terms};
+use lease::{Bell, Ending, FenceId, Grant, RenewError, Terms};
 use loom::cell::UnsafeCell;
 use loom::thread;
 use std::task::{Context, Poll, Wake, Waker};
 use sync::{Arc, Condvar, Mutex};
-use types::{Lsn, OwnerId, Token, Ttl};
+use types::{KeyspaceId, Lsn, OwnerId, Token, Ttl};
 
 /// `src/sync.rs` on loom: the part of it that the kernels use.
 mod sync {
@@ -479,11 +479,15 @@ fn a_ring_at_the_end_of_the_time_is_kept_for_the_next_listening() {
 
 const MS: u64 = 1_000_000;
 
+fn fence() -> FenceId {
+    FenceId::new(KeyspaceId(1), b"f")
+}
+
 /// A grant of 10 ms.
 fn pending() -> Grant {
     let ttl = Ttl::new(std::time::Duration::from_millis(10)).unwrap();
     let terms = Terms { owner: OwnerId::new(1), ttl, delay: 0 };
-    Grant::pending(Token::new(1).unwrap(), terms, Lsn::new(1), MS, &Arc::new(Bell::new()))
+    Grant::pending(fence(), Token::new(1).unwrap(), terms, Lsn::new(1), MS, &Arc::new(Bell::new()))
 }
 
 fn renew(grant: &Grant, now: u64) -> Result<u64, RenewError> {
@@ -495,7 +499,7 @@ fn held_with_bell() -> (Arc<Fence>, Arc<Bell>) {
     let bell = Arc::new(Bell::new());
     let ttl = Ttl::new(std::time::Duration::from_millis(10)).unwrap();
     let terms = Terms { owner: OwnerId::new(1), ttl, delay: 0 };
-    let grant = Grant::pending(Token::new(1).unwrap(), terms, Lsn::new(1), MS, &bell);
+    let grant = Grant::pending(fence(), Token::new(1).unwrap(), terms, Lsn::new(1), MS, &bell);
     (Arc::new(Fence { grant, handed_over: Bytes::new() }), bell)
 }
 

@@ -41,11 +41,11 @@ mod watches;
 use block::block_on;
 use error::Error;
 use group_commit::{Doorbell, Progress};
-use lease::{Bell, Grant, RenewError, Terms};
+use lease::{Bell, FenceId, Grant, RenewError, Terms};
 use lease_table::LeaseTable;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
-use slots::{slot_name, slot_of};
+use slots::slot_name;
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64 as Plain;
 use std::task::{Context, Poll, Waker};
@@ -323,26 +323,19 @@ impl Engine {
         let token = Token::new(tail.counter).unwrap();
         let lsn = Lsn::new(tail.next);
         tail.next += 1;
-        let grant = Arc::new(Grant::pending(token, ask.terms, lsn, now, &self.bell));
+        let of = FenceId::new(JOBS, &name);
+        let grant = Arc::new(Grant::pending(of, token, ask.terms, lsn, now, &self.bell));
         let is_new = self.leases.insert(JOBS, &name, grant.clone()).is_none();
         self.witness.granted(fence, &grant);
         self.witness.given(fence, waiter, since);
         self.witness.check(fence);
-        Attempt::Appended(Granted {
-            grant,
-            fence: name.into(),
-            is_new,
-            predecessor: None,
-            lsn,
-            group: tail.group,
-            asked: now,
-        })
+        Attempt::Appended(Granted { grant, is_new, predecessor: None, lsn, group: tail.group, asked: now })
     }
 
     /// As `Engine::let_go`.
     fn let_go(&self, grant: &Grant) {
         if grant.release() == Some(true) {
-            self.pass(grant.token(), true);
+            self.pass(grant.token(), grant.fence(), true);
         }
         assert!(grant.is_ended());
     }
@@ -354,7 +347,7 @@ impl Engine {
             self.leases.sweep(now);
         }
         if !handed_out {
-            self.leases.remove_if(JOBS, &granted.fence, granted.grant.token());
+            self.leases.remove_if(JOBS, &granted.grant.fence().name, granted.grant.token());
         }
         handed_out
     }
@@ -396,17 +389,18 @@ impl Engine {
 
     fn wait(&self, wish: &Wish, ask: &Ask<'_>, until: u64, busy: Option<Vec<Arc<Grant>>>) -> Option<Granted> {
         let before = self.witness.step();
+        let looks = busy.iter().flatten().filter_map(|grant| grant.look_at(time::now()));
+        let visit_at = looks.min().unwrap_or(u64::MAX);
         let (waiter, is_first) =
-            self.waiters.join(JOBS, ask, until, Duration::from_nanos(wish.wait)).unwrap();
+            self.waiters.join(JOBS, ask, until, Duration::from_nanos(wish.wait), visit_at).unwrap();
         let after = self.witness.step();
         let joined = Joined { waiter: waiter.clone(), before, after, is_gone: false, has_left: false };
         let mut all = self.witness.joined.lock().unwrap();
         all.push(joined);
         drop(all);
         // As `Engine::begin_to_wait`.
-        self.bell.look_by(waiter.deadline);
-        let live = busy.filter(|busy| !busy.iter().any(|grant| grant.is_ended()));
-        if is_first && !live.is_some_and(|busy| self.wait_for(&waiter, &busy)) {
+        self.bell.look_by(waiter.deadline.min(visit_at));
+        if is_first && !busy.is_some_and(|busy| busy.iter().all(|grant| grant.watch())) {
             self.hand_over(waiter.clone(), true);
         }
         let told = match wish.patience {
@@ -434,7 +428,7 @@ impl Engine {
         match told {
             Ok(granted) => {
                 self.waiting.fetch_sub(1, Ordering::AcqRel);
-                assert_eq!(queue_of(fence_of(&granted.fence)), &**ask.name);
+                assert_eq!(queue_of(fence_of(&granted.grant.fence().name)), &**ask.name);
                 Some(granted)
             }
             Err(Error::Timeout { .. }) => {
@@ -481,10 +475,7 @@ impl Engine {
         drop(tail);
         self.wait_durable(lsn, group);
         if !by_raise && self.waiters.len() > 0 {
-            self.waiters.visit_now(QueueId { keyspace: JOBS, name: name.into(), has_slots: false });
-            if let Some((key, _)) = slot_of(name) {
-                self.waiters.visit_now(QueueId { keyspace: JOBS, name: key.into(), has_slots: true });
-            }
+            QueueId::of(&FenceId::new(JOBS, name)).for_each(|queue| self.waiters.visit_now(queue));
             self.bell.nudge();
         }
         self.witness.check(fence);
@@ -509,14 +500,18 @@ impl Engine {
     /// As `Engine::tend_leases`, without the look that it takes four times a second for nothing.
     fn tend(&self) -> Option<Duration> {
         self.bell.plan();
-        for token in self.bell.take() {
-            self.pass(token, false);
+        for over in self.bell.take() {
+            self.pass(over.token, &over.fence, false);
         }
         let now = time::now();
         for token in self.watches.due(now, MOST) {
             self.look_at_due(token, now);
         }
-        for waiter in self.waiters.late(now, MOST) {
+        for waiter in self.waiters.due(now, MOST) {
+            if waiter.deadline > now {
+                self.hand_over(waiter, false);
+                continue;
+            }
             let asleep = waiter.queued().map_or(Asleep::Nobody, |queued| {
                 self.witness.note(&waiter, |joined| joined.is_gone = true);
                 queued.tell(Err(Error::Timeout { after: waiter.wait }))
@@ -524,7 +519,7 @@ impl Engine {
             self.waiters.remove(&waiter);
             asleep.wake();
         }
-        for queue in self.waiters.to_visit(now, MOST) {
+        for queue in self.waiters.to_visit() {
             if let Some(first) = self.waiters.first(&queue) {
                 self.hand_over(first, false);
             }
@@ -534,11 +529,14 @@ impl Engine {
         (next != u64::MAX).then(|| Duration::from_nanos(next.saturating_sub(time::now())))
     }
 
-    fn pass(&self, token: Token, at_hand: bool) {
-        let Some(mut watch) = self.watches.take(token) else { return };
-        watch.wake();
-        for first in watch.queues.drain(..) {
-            self.hand_over(first, at_hand);
+    fn pass(&self, token: Token, fence: &FenceId, at_hand: bool) {
+        if let Some(mut watch) = self.watches.take(token) {
+            watch.wake();
+        }
+        for queue in QueueId::of(fence) {
+            if let Some(first) = self.waiters.first(&queue) {
+                self.hand_over(first, at_hand);
+            }
         }
     }
 
@@ -590,6 +588,9 @@ impl Engine {
     }
 
     fn serve(&self, waiter: &Arc<Waiter>, at_hand: bool) -> Served {
+        if !at_hand && let Err(busy) = self.find_place(&waiter.ask(), time::now()) {
+            return Served::Busy(busy);
+        }
         let mut tail = self.tail.lock();
         if at_hand && any(8) == 0 {
             return Served::NoRoom;
@@ -612,18 +613,16 @@ impl Engine {
 
     fn wait_for(&self, first: &Arc<Waiter>, busy: &[Arc<Grant>]) -> bool {
         let now = time::now();
+        let mut visit_at = u64::MAX;
         for grant in busy {
-            let look_at = match (self.watches.add_queue(grant, first, now), grant.free_at()) {
-                (Some(at), _) => at,
-                (None, Some(at)) if at > now => {
-                    self.waiters.visit_at(&first.queue, at);
-                    at
-                }
-                (None, Some(_)) => return false,
-                (None, None) => unreachable!("nothing is shut"),
-            };
-            self.bell.look_by(look_at);
+            let at = if grant.watch() { grant.look_at(now) } else { grant.free_at() };
+            if grant.is_free(now) {
+                return false;
+            }
+            visit_at = visit_at.min(at.unwrap_or(u64::MAX));
         }
+        self.waiters.visit_at(&first.queue, visit_at);
+        self.bell.look_by(visit_at);
         true
     }
 
@@ -680,7 +679,7 @@ fn run(workers: Vec<Worker>) {
     time::end();
     clock.join().unwrap();
     assert_eq!(engine.waiters.next(), None, "a deadline or a visit is left behind");
-    assert!(engine.waiters.to_visit(u64::MAX, MOST).is_empty());
+    assert!(engine.waiters.to_visit().is_empty());
     assert_eq!((engine.watches.len(), engine.watches.next()), (0, None), "a watch is left behind");
     assert_eq!(engine.leases.len(), 0);
 }

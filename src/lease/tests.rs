@@ -7,13 +7,17 @@ fn token(number: u64) -> Token {
     Token::new(number).unwrap()
 }
 
+fn fence() -> FenceId {
+    FenceId::new(KeyspaceId(1), b"f")
+}
+
 fn terms(ttl: Ttl) -> Terms {
     Terms { owner: OWNER, ttl, delay: 0 }
 }
 
 fn grant_at(number: u64, now: u64) -> Grant {
     let ttl = Ttl::new(Duration::from_millis(10)).unwrap();
-    Grant::pending(token(number), terms(ttl), Lsn::new(number), now, &Arc::new(Bell::new()))
+    Grant::pending(fence(), token(number), terms(ttl), Lsn::new(number), now, &Arc::new(Bell::new()))
 }
 
 fn grant(number: u64) -> Grant {
@@ -109,7 +113,8 @@ fn only_an_expired_grant_is_ended_for_expiry() {
 
 #[test]
 fn a_grant_without_an_end_is_only_ended_by_hand() {
-    let grant = Grant::pending(token(1), terms(Ttl::INFINITE), Lsn::new(1), MS, &Arc::new(Bell::new()));
+    let grant =
+        Grant::pending(fence(), token(1), terms(Ttl::INFINITE), Lsn::new(1), MS, &Arc::new(Bell::new()));
     assert!(grant.enable(MS));
     assert!(grant.is_live(u64::MAX));
     assert!(!grant.end_if_expired(u64::MAX));
@@ -121,6 +126,7 @@ fn a_grant_without_an_end_is_only_ended_by_hand() {
 #[test]
 fn a_bounded_grant_at_the_end_of_time_is_still_bounded() {
     let grant = Grant::pending(
+        fence(),
         token(1),
         terms(Ttl::new(Ttl::MAX).unwrap()),
         Lsn::new(1),
@@ -166,7 +172,7 @@ fn the_table_never_lets_go_before_the_holder_stops() {
 fn a_delay_follows_an_expiry_and_a_break_but_not_a_release() {
     let delayed = || {
         let terms = Terms { delay: 5 * MS, ..terms(Ttl::new(Duration::from_millis(10)).unwrap()) };
-        let grant = Grant::pending(token(1), terms, Lsn::new(1), MS, &Arc::new(Bell::new()));
+        let grant = Grant::pending(fence(), token(1), terms, Lsn::new(1), MS, &Arc::new(Bell::new()));
         assert!(grant.enable(MS));
         grant
     };
@@ -191,7 +197,7 @@ fn a_renewal_goes_no_further_than_its_limit() {
 fn a_watched_grant_reports_its_end_and_no_other_does() {
     let bell = Arc::new(Bell::new());
     let ttl = Ttl::new(Duration::from_millis(10)).unwrap();
-    let grants = [1, 2].map(|n| Grant::pending(token(n), terms(ttl), Lsn::new(n), MS, &bell));
+    let grants = [1, 2].map(|n| Grant::pending(fence(), token(n), terms(ttl), Lsn::new(n), MS, &bell));
     assert!(grants[1].watch());
     for grant in &grants {
         assert!(grant.enable(MS));
@@ -201,7 +207,7 @@ fn a_watched_grant_reports_its_end_and_no_other_does() {
         assert!(grant.end(Ending::Released));
         assert!(!grant.watch());
     }
-    assert_eq!(bell.take(), [token(2)]);
+    assert_eq!(bell.take(), [Over { token: token(2), fence: fence() }]);
 }
 
 #[test]
@@ -209,7 +215,7 @@ fn a_release_leaves_it_to_the_caller_to_tell_who_watches() {
     let bell = Arc::new(Bell::new());
     let ttl = Ttl::new(Duration::from_millis(10)).unwrap();
     for watched in [false, true] {
-        let grant = Grant::pending(token(1), terms(ttl), Lsn::new(1), MS, &bell);
+        let grant = Grant::pending(fence(), token(1), terms(ttl), Lsn::new(1), MS, &bell);
         assert!(grant.enable(MS));
         if watched {
             assert!(grant.watch());
@@ -224,7 +230,7 @@ fn a_release_leaves_it_to_the_caller_to_tell_who_watches() {
 #[test]
 fn a_recorded_grant_is_over_and_keeps_its_fence_for_a_while() {
     let bell = Arc::new(Bell::new());
-    let grant = Grant::recorded(token(1), terms(Ttl::INFINITE), MS, 9 * MS, &bell);
+    let grant = Grant::recorded(fence(), token(1), terms(Ttl::INFINITE), MS, 9 * MS, &bell);
     assert!(grant.is_ended() && !grant.is_live(MS));
     assert!(!grant.enable(MS));
     assert_eq!(renew(&grant, 2 * MS), Err(RenewError::Ended));
@@ -247,11 +253,14 @@ fn a_grant_is_pending_until_it_is_live_or_ended_watched_or_not() {
 
 #[test]
 fn a_grant_without_an_end_is_never_due() {
-    let grant = Grant::pending(token(1), terms(Ttl::INFINITE), Lsn::ZERO, MS, &Arc::new(Bell::new()));
+    let grant =
+        Grant::pending(fence(), token(1), terms(Ttl::INFINITE), Lsn::ZERO, MS, &Arc::new(Bell::new()));
     assert!(grant.enable(MS));
-    assert_eq!(grant.deadline(), None);
+    assert_eq!(grant.look_at(MS), None);
     let bounded = live(2, MS);
-    assert_eq!(bounded.deadline(), Some(11 * MS));
+    assert_eq!(bounded.look_at(2 * MS), Some(11 * MS));
+    // Nobody may come to enable it.
+    assert_eq!(grant_at(3, MS).look_at(5 * MS), Some(15 * MS));
 }
 
 #[test]
@@ -268,7 +277,7 @@ fn only_grants_that_ran_out_are_counted_as_such() {
     let bell = Arc::new(Bell::new());
     let ttl = Ttl::new(Duration::from_millis(10)).unwrap();
     let live = |number| {
-        let grant = Grant::pending(token(number), terms(ttl), Lsn::ZERO, MS, &bell);
+        let grant = Grant::pending(fence(), token(number), terms(ttl), Lsn::ZERO, MS, &bell);
         assert!(grant.enable(MS));
         grant
     };
