@@ -101,9 +101,9 @@ impl Acquire {
                     let told = waiter.wait();
                     self.told(told)?;
                 }
-                Stage::Appended { granted, .. } => {
+                Stage::Appended { granted, waited } => {
                     let engine = &self.keyspace.shared.engine;
-                    let handed_out = engine.hand_out(granted)?;
+                    let handed_out = engine.hand_out(granted, *waited)?;
                     if let Some(lease) = self.finish(handed_out) {
                         return Ok(lease);
                     }
@@ -130,13 +130,13 @@ impl Acquire {
                 Stage::Appended { granted, .. } => {
                     let lsn = granted.lsn;
                     let durable = std::task::ready!(self.poll_durable(lsn, cx));
-                    let Stage::Appended { granted, .. } = &self.stage else { continue };
+                    let Stage::Appended { granted, waited } = &self.stage else { continue };
                     let engine = &self.keyspace.shared.engine;
                     if let Err(error) = durable {
                         engine.give_up(&self.keyspace.state, granted);
                         return Poll::Ready(Err(error));
                     }
-                    let handed_out = engine.enable(granted);
+                    let handed_out = engine.enable(granted, *waited);
                     if let Some(lease) = self.finish(handed_out) {
                         return Poll::Ready(Ok(lease));
                     }
@@ -230,20 +230,13 @@ impl Acquire {
     /// The lease, or the start again: a grant was overtaken on its way by a raise, and its token is burnt.
     fn finish(&mut self, handed_out: bool) -> Option<Lease> {
         let stage = std::mem::replace(&mut self.stage, Stage::Over);
-        let Stage::Appended { granted, waited } = stage else { return None };
+        let Stage::Appended { granted, .. } = stage else { return None };
         if !handed_out {
             self.slot = WakerSlot::default();
             self.stage = Stage::Start;
             return None;
         }
-        let engine = &self.keyspace.shared.engine;
-        if waited {
-            let took = engine.options.clock.now().saturating_sub(granted.asked);
-            engine.counters.hand_overs.fetch_add(1, Ordering::Relaxed);
-            engine.counters.hand_over_nanos.fetch_add(took, Ordering::Relaxed);
-            engine.counters.hand_over_nanos_max.fetch_max(took, Ordering::Relaxed);
-        }
-        Some(Lease::new(engine, &self.keyspace.state, granted))
+        Some(Lease::new(&self.keyspace.shared.engine, &self.keyspace.state, granted))
     }
 }
 

@@ -200,16 +200,16 @@ impl Engine {
 
     /// Waits until a grant is durable, and enables it; `false`: it was overtaken on the way by a raise, and
     /// its token is burnt.
-    pub fn hand_out(&self, granted: &Granted) -> Result<bool> {
+    pub fn hand_out(&self, granted: &Granted, waited: bool) -> Result<bool> {
         if let Err(error) = self.wait_durable(granted.lsn, granted.group) {
             self.drop_grant(&granted.grant);
             return Err(error);
         }
-        Ok(self.enable(granted))
+        Ok(self.enable(granted, waited))
     }
 
-    /// Enables a grant that is durable; `false`: it was overtaken.
-    pub fn enable(&self, granted: &Granted) -> bool {
+    /// Enables a grant that is durable, of one who `waited` for its turn or did not; `false`: it was overtaken.
+    pub fn enable(&self, granted: &Granted, waited: bool) -> bool {
         let now = self.options.clock.now();
         let handed_out = granted.grant.enable(now) || !granted.grant.is_ended();
         // A grant in the place of another makes the table no longer: a few of those are enough.
@@ -218,6 +218,12 @@ impl Engine {
         }
         if handed_out {
             self.counters.grants.fetch_add(1, Ordering::Relaxed);
+            if waited {
+                let took = now.saturating_sub(granted.asked);
+                self.counters.hand_overs.fetch_add(1, Ordering::Relaxed);
+                self.counters.hand_over_nanos.fetch_add(took, Ordering::Relaxed);
+                self.counters.hand_over_nanos_max.fetch_max(took, Ordering::Relaxed);
+            }
         } else {
             self.drop_grant(&granted.grant);
         }
