@@ -4,7 +4,7 @@
 //!  choose   the segments that hold the least of what is needed                    log/usage.rs
 //!  fold     marks that nobody needs become one floor, durable first               fold.rs
 //!  carry    what is needed, under its own lsn, to the end of the log; synced      carry.rs
-//!  retire   once `visible` and every snapshot have passed that: out of STORE      log/pool.rs
+//!  retire   once `visible` and every snapshot have passed that: out of STORE      log/recycle.rs
 //!  reclaim  once nobody reads it: a spare again, or removed
 //! ```
 //!
@@ -122,14 +122,14 @@ impl Engine {
 
     fn compact_once(&self, compactor: &mut Compactor, who: Who) -> Result<bool> {
         self.check_open()?;
-        let mut freed = self.retire_drained(compactor)?;
+        let mut freed = self.retire_drained(compactor, who)?;
         if compactor.drained.is_empty() {
             let again = self.is_time_to_look(compactor);
             let chosen = if again { self.choose_carried() } else { self.choose(who) };
             let chosen = self.affordable(&chosen)?;
             if !chosen.is_empty() {
                 let deletes = if again { Deletes::LookedUp } else { Deletes::Oldest };
-                freed |= self.round(compactor, &chosen, deletes)?;
+                freed |= self.round(compactor, &chosen, deletes, who)?;
             }
         }
         Ok(freed)
@@ -146,7 +146,7 @@ impl Engine {
         let bytes_before = self.counters.retired_bytes.load(Ordering::Relaxed);
         self.seal_active()?;
         // What waited for a snapshot may go by now.
-        self.retire_drained(&mut compactor)?;
+        self.retire_drained(&mut compactor, Who::InNeed)?;
         let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
         // The oldest first: then a delete finds what it covers gone.
         all.sort_by_key(|used| used.order);
@@ -155,7 +155,7 @@ impl Engine {
         while compactor.drained.is_empty() && !all.is_empty() {
             let count = first_within(&all, most);
             let first: Vec<Used> = all.drain(..count).collect();
-            self.round(&mut compactor, &self.affordable(&first)?, Deletes::LookedUp)?;
+            self.round(&mut compactor, &self.affordable(&first)?, Deletes::LookedUp, Who::InNeed)?;
         }
         let waiting = compactor.drained.iter().map(|(segments, _)| segments.len() as u32).sum();
         drop(compactor);
@@ -262,7 +262,13 @@ impl Engine {
     }
 
     /// One round: see the top of this file. Says whether it freed anything.
-    fn round(&self, compactor: &mut Compactor, chosen: &[SegmentId], deletes: Deletes) -> Result<bool> {
+    fn round(
+        &self,
+        compactor: &mut Compactor,
+        chosen: &[SegmentId],
+        deletes: Deletes,
+        who: Who,
+    ) -> Result<bool> {
         // What is carried fills what it is carried to: so the last one may be left half done, and its deletes
         // wait for the next round.
         let limit = match deletes {
@@ -300,7 +306,7 @@ impl Engine {
         }
         drop(tail);
         compactor.drained.push((ids, end));
-        self.retire_drained(compactor)
+        self.retire_drained(compactor, who)
     }
 
     /// The chosen segments, proven. One that is damaged is left alone from now on: it is for `verify` and
@@ -359,7 +365,7 @@ impl Engine {
     }
 
     /// Strikes out what is drained and needed by no reader any more. Upholds C2 and C3.
-    fn retire_drained(&self, compactor: &mut Compactor) -> Result<bool> {
+    fn retire_drained(&self, compactor: &mut Compactor, who: Who) -> Result<bool> {
         let seen_by_all = self.snapshots.oldest(self.progress.durable());
         let mut freed = false;
         while let Some((segments, _)) = compactor.drained.first().filter(|(_, end)| *end <= seen_by_all) {
@@ -377,16 +383,20 @@ impl Engine {
             compactor.drained.remove(0);
             freed = true;
         }
-        self.reclaim(compactor);
+        self.reclaim(compactor, who);
         Ok(freed)
     }
 
     /// Uses again, or removes, the files of retired segments that nobody reads any more. A file that a value
     /// points into is removed at once: its bytes stay for as long as that value.
-    fn reclaim(&self, compactor: &mut Compactor) {
+    fn reclaim(&self, compactor: &mut Compactor, who: Who) {
         const TRIES: usize = 50;
-        // What may be garbage and is not: spares in its place save writing zeros for others.
-        let (garbage, much) = self.garbage_and_much(Who::Background);
+        if compactor.retired.is_empty() {
+            return self.check_list();
+        }
+        // What may be garbage and is not: spares in its place save writing zeros for others. None of it for who
+        // needs the space itself.
+        let (garbage, much) = self.garbage_and_much(if who == Who::InNeed { who } else { Who::Background });
         let room = much.saturating_sub(garbage);
         let mut free = Vec::new();
         for (listed, segment) in std::mem::take(&mut compactor.retired) {
@@ -445,8 +455,12 @@ impl Engine {
         self.check_list();
         match provided {
             // The disk is full: what is no longer needed makes room.
-            Err(error @ Error::NoSpace { .. }) if may_compact => {
-                if self.compact_for_room(room, need, Who::InNeed)? { Ok(()) } else { Err(error) }
+            Err(Error::NoSpace { .. }) if may_compact => {
+                if self.compact_for_room(room, need, Who::InNeed)? {
+                    return Ok(());
+                }
+                // What was given back may be enough for one that is larger than those were.
+                self.pool.provide(HEADER_BYTES + room, need)
             }
             provided => provided,
         }
@@ -542,7 +556,8 @@ mod tests {
             disk.flip_bit(&file, at as u64, 0);
             engine.seal_active().unwrap();
             for _ in 0..2 {
-                let round = engine.round(&mut engine.compactor.lock(), &[segment], Deletes::Oldest);
+                let round =
+                    engine.round(&mut engine.compactor.lock(), &[segment], Deletes::Oldest, Who::Background);
                 assert_eq!(round.is_err(), is_needed, "{round:?}");
                 if is_needed {
                     let is_done = engine.tail.lock().usage.of(segment).unwrap().is_done;
@@ -581,7 +596,7 @@ mod tests {
         };
         let before: Vec<_> = segments.iter().map(|&id| buried(id)).collect();
         assert!(before.iter().all(|buried| buried.len() == 4), "{before:?}");
-        engine.round(&mut engine.compactor.lock(), &segments, Deletes::Oldest).unwrap();
+        engine.round(&mut engine.compactor.lock(), &segments, Deletes::Oldest, Who::Background).unwrap();
         let stay: Vec<_> =
             segments.iter().zip(before).filter(|(id, _)| engine.segment(**id).is_some()).collect();
         assert!(!stay.is_empty() && stay.len() < segments.len(), "the round ended within: {stay:?}");
@@ -604,7 +619,7 @@ mod tests {
         let round = |db: &Db, segment| {
             let engine = &db.shared.engine;
             engine.seal_active().unwrap();
-            engine.round(&mut engine.compactor.lock(), &[segment], Deletes::Oldest).unwrap();
+            engine.round(&mut engine.compactor.lock(), &[segment], Deletes::Oldest, Who::Background).unwrap();
         };
         let db = open(&disk);
         let rows = db.keyspace("rows", KeyspaceOptions::new()).unwrap();

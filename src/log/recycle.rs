@@ -14,6 +14,8 @@ use std::io;
 
 /// Beyond the reserve, so many retired segments wait to be used again, where there is no room for more.
 const RECYCLED: usize = 4;
+/// So many are made spares by one change of the list.
+const AT_ONCE: usize = 4;
 
 impl Pool {
     /// Strikes segments out of the list, all or none; their files are still there.
@@ -32,31 +34,40 @@ impl Pool {
         Ok(retired)
     }
 
-    /// Makes spares of the files of retired segments that nobody reads any more, or removes them: spares take at
-    /// most `room`, beside a few that are always kept.
+    /// Makes spares of the files of retired segments that nobody reads any more, and removes the others: all spares
+    /// together take at most `room`, beside a few that are always kept.
     ///
     /// # Errors
     /// The failure of the disk. What is not listed then, and cannot be removed now, goes at the next open.
     pub fn recycle(&self, retired: Vec<(Listed, Arc<dyn File>)>, room: u64) -> Result<()> {
+        let mut outcome = Ok(());
+        let mut retired = retired.into_iter().peekable();
+        while retired.peek().is_some() {
+            // A few at a time: whoever has no spare gets the first of them, and waits for the list no longer.
+            let some = retired.by_ref().take(AT_ONCE).collect();
+            outcome = outcome.and(self.recycle_some(some, room));
+        }
+        outcome
+    }
+
+    fn recycle_some(&self, retired: Vec<(Listed, Arc<dyn File>)>, room: u64) -> Result<()> {
         let mut list = self.list.lock();
         let wanted = self.following_bytes(&list);
-        let most = room + (RESERVE + RECYCLED) as u64 * u64::from(wanted);
-        let is_useful = |spare: &&Spare| spare.listed.bytes >= wanted;
-        let useful: u64 =
-            self.ready.lock().iter().filter(is_useful).map(|spare| spare.listed.bytes as u64).sum();
+        let most = room + (RESERVE + 1 + RECYCLED) as u64 * u64::from(wanted);
+        let mut bytes: u64 = self.ready.lock().iter().map(|spare| u64::from(spare.listed.bytes)).sum();
         let mut kept = Vec::new();
-        let mut bytes = useful;
         for (listed, file) in retired {
+            let more = u64::from(listed.bytes);
             // One that is much larger or smaller than what is made now would keep the store at its old size.
             let fits = (wanted..=wanted.saturating_mul(2)).contains(&listed.bytes)
-                && file.len().is_ok_and(|len| len == listed.bytes as u64);
+                && file.len().is_ok_and(|len| len == more);
             // Upholds C2: what a checkpoint has a name for is not written again.
             let fits = fits && file.is_shared().is_ok_and(|shared| !shared);
             // Upholds C2 too: a value from an earlier opening may point into it, which nobody here knows of; its bytes
             // stay for as long as that value when the file is removed.
             let fits = fits && listed.segment >= self.first_own;
-            if fits && bytes < most && list.check().is_ok() {
-                bytes += listed.bytes as u64;
+            if fits && bytes + more <= most && list.check().is_ok() {
+                bytes += more;
                 kept.push((listed, file));
             } else {
                 drop(file);
@@ -66,7 +77,7 @@ impl Pool {
         if kept.is_empty() {
             return Ok(());
         }
-        let freed = kept.iter().map(|(listed, _)| listed.bytes as u64).sum();
+        let freed = kept.iter().map(|(listed, _)| u64::from(listed.bytes)).sum();
         let recycled = self.relist(&mut list, kept, wanted);
         self.note_list(&list);
         self.retired_bytes.fetch_sub(freed, Ordering::Relaxed);
@@ -119,7 +130,14 @@ impl Pool {
         for (old, file) in retired {
             let id = self.unused_id(list, from);
             from = id.0 + 1;
-            match self.rename(list, old, id, &*file) {
+            let new = self.entropy.u64().map(|life| Listed {
+                segment: id,
+                life,
+                origin: 0,
+                is_marked: true,
+                ..old
+            });
+            match new.and_then(|new| self.rename(list, old, new, &*file)) {
                 Ok(listed) => renamed.push(Spare { listed, file }),
                 Err(e) => outcome = Err(e),
             }
@@ -131,16 +149,9 @@ impl Pool {
             }
             return Err(failed(e));
         }
-        let mut outgrown = Vec::new();
-        {
-            let mut ready = self.ready.lock();
-            while outgrown.len() < renamed.len()
-                && let Some(at) = ready.iter().position(|spare| spare.listed.bytes < wanted)
-            {
-                outgrown.push(ready.remove(at).listed.segment);
-            }
-        }
-        // After a failure the list may name either all the same: the files stay.
+        // Out of reach before they are struck out: what is not listed must never get a frame.
+        let outgrown = self.take_small(wanted, renamed.len());
+        // After a failure the list may name either all the same: the files stay, and are of no use until the next open.
         list.update(|block| {
             block.next_segment = from;
             block.segments.retain(|listed| !outgrown.contains(&listed.segment));
@@ -155,6 +166,18 @@ impl Pool {
         outcome
     }
 
+    /// Takes up to `count` spares that have become too small.
+    fn take_small(&self, wanted: u32, count: usize) -> Vec<SegmentId> {
+        let mut ready = self.ready.lock();
+        let mut small = Vec::new();
+        while small.len() < count
+            && let Some(at) = ready.iter().position(|spare| spare.listed.bytes < wanted)
+        {
+            small.push(ready.remove(at).listed.segment);
+        }
+        small
+    }
+
     /// The next id, from `from` on, that is free in the list and in the directory.
     fn unused_id(&self, list: &List, from: u32) -> SegmentId {
         let mut id = free_id(list, from);
@@ -165,19 +188,21 @@ impl Pool {
     }
 
     /// Marks the file of a retired segment as a spare and gives it its new name, which is not durable yet.
-    fn rename(&self, list: &List, old: Listed, id: SegmentId, file: &dyn File) -> Result<Listed> {
-        let (old_name, new_name) = (name::segment(old.segment), name::segment(id));
+    fn rename(&self, list: &List, old: Listed, new: Listed, file: &dyn File) -> Result<Listed> {
+        let (old_name, new_name) = (name::segment(old.segment), name::segment(new.segment));
         self.zeros.fetch_add(HEADER_BYTES as u64, Ordering::Relaxed);
         let renamed = file
-            .write_all_at(&spare_block(list, id), 0)
+            .write_all_at(&spare_block(list, new.segment), 0)
             .and_then(|()| file.sync_data())
             .and_then(|()| self.storage.rename(&old_name, &new_name));
-        if let Err(e) = renamed {
-            for file_name in [&old_name, &new_name] {
-                let _ = self.storage.remove(file_name);
+        match renamed {
+            Ok(()) => Ok(new),
+            Err(e) => {
+                for file_name in [&old_name, &new_name] {
+                    let _ = self.storage.remove(file_name);
+                }
+                Err(Error::io(format!("recycling {old_name}"), e))
             }
-            return Err(Error::io(format!("recycling {old_name}"), e));
         }
-        Ok(Listed { segment: id, life: self.entropy.u64()?, origin: 0, is_marked: true, ..old })
     }
 }

@@ -2,9 +2,10 @@
 
 use crate::store::{Sim, secs, token};
 use crate::{FILL, external, floor_of, key};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
-use tidewall::storage::SimDisk;
+use tidewall::storage::{CallKind, Fault, SimDisk};
 use tidewall::{Db, Error, Options};
 
 fn used(disk: &SimDisk) -> u64 {
@@ -97,6 +98,88 @@ fn a_write_on_a_full_disk_gives_back_what_is_dead() {
         rows.put(token(1), format!("new {n}").as_bytes(), &FILL)
             .unwrap_or_else(|error| panic!("{n}: {error}"));
     }
+}
+
+/// What a full disk gives back for a value larger than every segment so far is not kept as spares too small for it.
+#[test]
+fn a_write_larger_than_every_segment_finds_room_on_a_full_disk() {
+    let sim = Sim::new();
+    let options = Options::new().storage(sim.disk.clone()).without_threads().deterministic(1);
+    let db = options.open("sim").unwrap();
+    sim.disk.set_budget(Some(20 << 20));
+    let rows = external(&db, "rows");
+    // Garbage, all but one value, and less of it than a store without need may have.
+    for n in 0..160u8 {
+        rows.put(token(1), b"key", &[n; 100 << 10]).unwrap();
+    }
+    assert_eq!(db.stats().retired_segments, 0);
+    rows.put(token(1), b"large", &[9; 9 << 20]).expect("there is room for it, once the rest is given back");
+    assert!(db.stats().retired_segments > 8);
+    assert_eq!(rows.get(b"key").unwrap().unwrap().bytes(), [159; 100 << 10]);
+    assert_eq!(rows.get(b"large").unwrap().unwrap().len(), 9 << 20);
+}
+
+/// In steady use the files of a round are used again, instead of being removed and made of zeros anew; and together
+/// with the garbage they take no more than garbage may.
+#[test]
+fn in_steady_use_files_are_used_again() {
+    const MOST_GARBAGE: u64 = 32 << 20;
+    let sim = Sim::new();
+    let options = Options::new().storage(sim.disk.clone()).without_threads().deterministic(1);
+    let db = options.open("sim").unwrap();
+    let rows = external(&db, "rows");
+    let write = |count: u32| {
+        let mut most = 0;
+        for n in 0..count {
+            rows.put(token(1), &(n.wrapping_mul(2_654_435_761) % 64).to_be_bytes(), &[n as u8; 60_000])
+                .unwrap();
+            most = most.max(db.stats().disk_bytes);
+        }
+        most
+    };
+    let most = write(1_500);
+    let before = db.stats();
+    let most = most.max(write(1_500));
+    let now = db.stats();
+    let extra =
+        (now.disk_written_bytes - before.disk_written_bytes) - (now.written_bytes - before.written_bytes);
+    println!("{most} bytes at most; {extra} written beside the log; {} retired", now.retired_segments);
+    assert!(now.retired_segments > 60, "{now:?}");
+    assert!(extra < 4 << 20, "{extra} bytes of zeros, headers and lists for 90 MB of log");
+    assert!(
+        most < now.live_bytes + MOST_GARBAGE + (9 << 20),
+        "{most} bytes on disk, {} live",
+        now.live_bytes
+    );
+    assert_eq!(used(&sim.disk) - sim.disk.read_file("STORE").unwrap().len() as u64, now.disk_bytes);
+}
+
+/// One of several files cannot be renamed: the others are used again, and what the store takes is counted right.
+#[test]
+fn a_rename_that_fails_costs_one_file() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let rows = external(&db, "rows");
+    let segments = |disk: &SimDisk| -> u64 {
+        let names = disk.file_names().into_iter().filter(|name| name.ends_with(".seg"));
+        names.map(|name| disk.read_file(&name).unwrap().len() as u64).sum()
+    };
+    for round in 0..60u8 {
+        if round % 3 == 0 {
+            sim.disk.fail(Fault::new(CallKind::Rename, ErrorKind::Other));
+        }
+        for n in 0..40u8 {
+            rows.put(token(1), &[n], &[round; 900]).unwrap();
+        }
+        let stats = db.stats();
+        assert_eq!(segments(&sim.disk), stats.disk_bytes, "{round}: {stats:?}");
+    }
+    assert!(db.stats().retired_segments > 60);
+    let db = sim.reopen(db);
+    assert_eq!(
+        external(&db, "rows").iter().filter(|item| item.as_ref().unwrap().1.bytes() == [59; 900]).count(),
+        40
+    );
 }
 
 #[test]
