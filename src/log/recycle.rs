@@ -40,20 +40,26 @@ impl Pool {
     /// # Errors
     /// The failure of the disk. What is not listed then, and cannot be removed now, goes at the next open.
     pub fn recycle(&self, retired: Vec<(Listed, Arc<dyn File>)>, room: u64) -> Result<()> {
+        let mut kept = self.choose(retired, room).into_iter().peekable();
         let mut outcome = Ok(());
-        let mut retired = retired.into_iter().peekable();
-        while retired.peek().is_some() {
-            // A few at a time: whoever has no spare gets the first of them, and waits for the list no longer.
-            let some = retired.by_ref().take(AT_ONCE).collect();
-            outcome = outcome.and(self.recycle_some(some, room));
+        while kept.peek().is_some() {
+            // Whoever has no spare gets the first of them, and waits for the list no longer.
+            let some: Vec<_> = kept.by_ref().take(AT_ONCE).collect();
+            let freed = some.iter().map(|(listed, _)| u64::from(listed.bytes)).sum();
+            let mut list = self.list.lock();
+            let relisted = self.relist(&mut list, some);
+            self.note_list(&list);
+            self.retired_bytes.fetch_sub(freed, Ordering::Relaxed);
+            outcome = outcome.and(relisted);
         }
         outcome
     }
 
-    fn recycle_some(&self, retired: Vec<(Listed, Arc<dyn File>)>, room: u64) -> Result<()> {
-        let mut list = self.list.lock();
+    /// Removes what is not to be used again; answers the others.
+    fn choose(&self, retired: Vec<(Listed, Arc<dyn File>)>, room: u64) -> Vec<(Listed, Arc<dyn File>)> {
+        let list = self.list.lock();
         let wanted = self.following_bytes(&list);
-        let most = room + (RESERVE + 1 + RECYCLED) as u64 * u64::from(wanted);
+        let most = room + (RESERVE + RECYCLED) as u64 * u64::from(wanted);
         let mut bytes: u64 = self.ready.lock().iter().map(|spare| u64::from(spare.listed.bytes)).sum();
         let mut kept = Vec::new();
         for (listed, file) in retired {
@@ -74,14 +80,7 @@ impl Pool {
                 self.remove(listed);
             }
         }
-        if kept.is_empty() {
-            return Ok(());
-        }
-        let freed = kept.iter().map(|(listed, _)| u64::from(listed.bytes)).sum();
-        let recycled = self.relist(&mut list, kept, wanted);
-        self.note_list(&list);
-        self.retired_bytes.fetch_sub(freed, Ordering::Relaxed);
-        recycled
+        kept
     }
 
     /// Gives back the spares that are too large by now, and those beyond what is always kept; never the reserve.
@@ -123,7 +122,8 @@ impl Pool {
     /// spare of one costs no more than the mark of a spare in place of its header.
     ///
     /// Each takes the place of a spare that has become too small, if there is one.
-    fn relist(&self, list: &mut List, retired: Vec<(Listed, Arc<dyn File>)>, wanted: u32) -> Result<()> {
+    fn relist(&self, list: &mut List, retired: Vec<(Listed, Arc<dyn File>)>) -> Result<()> {
+        let wanted = self.following_bytes(list);
         let mut from = list.block().next_segment;
         let mut renamed = Vec::with_capacity(retired.len());
         let mut outcome = Ok(());
