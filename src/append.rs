@@ -478,3 +478,251 @@ impl Active {
         used.saturating_add(room) <= self.appender.capacity()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admit::Require;
+    use crate::batch::large_checksum;
+    use crate::db::Db;
+    use crate::keyspace::Keyspace;
+    use crate::options::{KeyspaceOptions, Options};
+    use crate::storage::{Access, File, SimDisk, Storage};
+    use crate::types::{OperationId, Token};
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+    use std::{fmt, io};
+
+    /// A change that is to be made: in which keyspace, to which key, with a value of how many bytes.
+    type Wanted = (ChangeKind, usize, Vec<u8>, usize);
+
+    /// A keyspace of each scope.
+    fn spaces(db: &Db) -> Vec<Keyspace> {
+        [("key", Scope::Key), ("prefix", Scope::Prefix(b'/')), ("whole", Scope::Keyspace)]
+            .map(|(name, scope)| {
+                db.keyspace(name, KeyspaceOptions::new().tokens(Tokens::External).scope(scope)).unwrap()
+            })
+            .into()
+    }
+
+    fn options(disk: impl Storage, segment_bytes: u32) -> Options {
+        Options::new().storage(disk).without_threads().deterministic(1).segment_bytes(segment_bytes)
+    }
+
+    fn used(tail: &Tail) -> u32 {
+        let active = tail.active.as_ref().unwrap();
+        active.appender.end() + active.table.len()
+    }
+
+    /// Makes the changes as one write, as [`Engine::begin`] does: how many bytes of room were reserved for it, without
+    /// the seal, and how many it took. `between` happens when the room is known.
+    fn take_room(
+        db: &Db,
+        spaces: &[Keyspace],
+        (token, operation): (u64, Option<u64>),
+        wanted: &[Wanted],
+        between: impl FnOnce(&Write<'_>),
+    ) -> (u32, u32) {
+        let engine = &db.shared.engine;
+        let (mut changes, mut fences, mut known) = (Vec::new(), Vec::<Fence<'_>>::new(), BTreeSet::new());
+        let values: Vec<_> = wanted.iter().map(|(.., value)| vec![7; *value]).collect();
+        for ((kind, space, key, _), value) in wanted.iter().zip(&values) {
+            let (keyspace, raises) = (&spaces[*space].state, *kind == ChangeKind::Raise);
+            if !known.insert((keyspace.id.0, raises, key)) {
+                continue;
+            }
+            let name = if raises { key } else { keyspace.fence_of(key) };
+            let same = |fence: &Fence<'_>| fence.keyspace.id == keyspace.id && fence.name == name;
+            let fence = fences.iter().position(same).unwrap_or_else(|| {
+                let (hashes, token) = (engine.fence_hashes(keyspace, name), Token::new(token).unwrap());
+                fences.push(Fence { keyspace, name, hashes, token, raises });
+                fences.len() - 1
+            });
+            fences[fence].raises |= raises;
+            let hash = engine.hash(keyspace, Class::Key, key);
+            let value_checksum = large_checksum(value);
+            changes.push(Change { kind: *kind, keyspace, key, value, hash, value_checksum, fence });
+        }
+        let write = Write {
+            changes: &changes,
+            fences: &fences,
+            conditions: &[],
+            operation: operation.map(OperationId::new),
+            require: Require::Newest,
+            seen: &[],
+        };
+        let (plain, mut between) = (write.plain_room(), Some(between));
+        loop {
+            let room = write.room(plain);
+            if let Some(between) = between.take() {
+                between(&write);
+            }
+            let appended = engine.with_room(room, Need::Ordinary, |tail| {
+                if write.room(plain) > room {
+                    return None;
+                }
+                let before = used(tail);
+                let judged = engine.judge_and_append(tail, &write);
+                Some((engine.answer(tail, judged), used(tail) - before))
+            });
+            if let Some((answer, taken)) = appended.unwrap() {
+                engine.settle(answer).unwrap();
+                return (room - SEAL_BYTES as u32, taken);
+            }
+        }
+    }
+
+    fn wanted() -> impl Strategy<Value = Wanted> {
+        let kind = prop_oneof![
+            4 => Just(ChangeKind::Put),
+            1 => Just(ChangeKind::Delete),
+            1 => Just(ChangeKind::Raise)
+        ];
+        let bytes = prop_oneof![0..20usize, 100..140usize, 500..530usize, 2000..2010usize];
+        let padding = prop_oneof![4 => Just(0), 1 => 118..132usize, 1 => Just(400)];
+        (kind, 0..3usize, 0..40u8, padding, bytes).prop_map(|(kind, space, name, padding, bytes)| {
+            let mut key = vec![b'a' + name % 4, b'/', name];
+            key.resize(3 + padding, b'x');
+            (kind, space, key, if kind == ChangeKind::Put { bytes } else { 0 })
+        })
+    }
+
+    /// What comes to a number from one write to the next.
+    fn more() -> impl Strategy<Value = u64> {
+        prop_oneof![4 => 0..3u64, 1 => (0..59u32).prop_map(|bits| 1 << bits)]
+    }
+
+    #[derive(Clone, Debug)]
+    struct Step {
+        wanted: Vec<Wanted>,
+        token: u64,
+        operation: u64,
+        is_numbered: bool,
+        is_overtaken: bool,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let count = prop_oneof![1..4usize, 1..80usize];
+        let wanted = count.prop_flat_map(|count| prop::collection::vec(wanted(), count));
+        (wanted, more(), more(), prop::bool::weighted(0.15), prop::bool::weighted(0.1)).prop_map(
+            |(wanted, token, operation, is_numbered, is_overtaken)| Step {
+                wanted,
+                token,
+                operation,
+                is_numbered,
+                is_overtaken,
+            },
+        )
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn no_write_takes_more_than_was_reserved(
+            segment_bytes in prop_oneof![Just(16 << 10), Just(1u32 << 20)],
+            steps in prop::collection::vec(step(), 1..24),
+        ) {
+            let db = options(SimDisk::new(), segment_bytes).open("sim").unwrap();
+            let spaces = spaces(&db);
+            let (mut token, mut operation) = (1, 1);
+            for step in &steps {
+                token = (token + step.token).min(i64::MAX as u64);
+                operation += 2 + step.operation;
+                let numbers = (token, step.is_numbered.then_some(operation));
+                let (room, taken) = take_room(&db, &spaces, numbers, &step.wanted, |write| {
+                    if step.is_overtaken {
+                        let operation = Some(OperationId::new(operation - 1));
+                        let engine = &db.shared.engine;
+                        engine.settle(engine.begin(&Write { operation, ..*write }).unwrap()).unwrap();
+                    }
+                });
+                prop_assert!(taken <= room, "{} of {}: {:?}", taken, room, step);
+            }
+        }
+    }
+
+    /// Every number takes its most bytes, and both links are far.
+    #[test]
+    fn the_longest_write_takes_what_is_reserved_for_it() {
+        let db = options(SimDisk::new(), 16 << 10).open("sim").unwrap();
+        let spaces = spaces(&db);
+        let put = |n: u8, value| (ChangeKind::Put, 1, vec![n, b'/'], value);
+        let before: Vec<_> = (48..248).map(|n| put(n, 1)).collect();
+        let (room, taken) = take_room(&db, &spaces, (1, None), &before, |_| {});
+        assert!(taken <= room);
+        // Behind the first one, it is 4 bytes back to the start of the frame.
+        let longest: Vec<_> = (48..248).map(|n| put(n, if n == 48 { 3 << 20 } else { 600 })).collect();
+        let (room, taken) = take_room(&db, &spaces, (i64::MAX as u64, None), &longest, |_| {});
+        assert!(taken <= room && room - taken < 20, "{taken} of {room}");
+    }
+
+    type Hook = Box<dyn FnOnce() + Send>;
+
+    /// Does something before it next creates a file.
+    #[derive(Clone)]
+    struct Hooked(SimDisk, Arc<std::sync::Mutex<Option<Hook>>>);
+
+    impl fmt::Debug for Hooked {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.debug_tuple("Hooked").field(&self.0).finish_non_exhaustive()
+        }
+    }
+
+    impl Storage for Hooked {
+        fn lock(&self, name: &str) -> io::Result<Box<dyn Send + Sync>> {
+            self.0.lock(name)
+        }
+
+        fn open(&self, name: &str, access: Access) -> io::Result<Arc<dyn File>> {
+            if access == Access::Create
+                && let Some(hook) = self.1.lock().unwrap().take()
+            {
+                hook();
+            }
+            self.0.open(name, access)
+        }
+
+        fn list(&self) -> io::Result<Vec<String>> {
+            self.0.list()
+        }
+
+        fn remove(&self, name: &str) -> io::Result<()> {
+            self.0.remove(name)
+        }
+
+        fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+            self.0.rename(from, to)
+        }
+
+        fn sync_dir(&self) -> io::Result<()> {
+            self.0.sync_dir()
+        }
+
+        fn describe(&self) -> String {
+            self.0.describe()
+        }
+    }
+
+    /// While a segment of just the right size is made for a write, the first numbered operation comes: what the write
+    /// then has to say of it is more than there is room for.
+    #[test]
+    fn a_write_asks_for_its_room_again_once_operations_are_numbered() {
+        let hooked = Hooked(SimDisk::new(), Arc::default());
+        let db = options(hooked.clone(), 64 << 10).open("sim").unwrap();
+        let rows = &spaces(&db)[0];
+        let token = 1 << 62;
+        let batch = |token, value: &[u8]| {
+            let mut batch = db.batch();
+            for n in 0..500u16 {
+                batch.put(rows, Token::new(token).unwrap(), &n.to_le_bytes(), value).unwrap();
+            }
+            batch
+        };
+        let mut first = batch(token, b"");
+        first.operation(OperationId::new(u64::MAX));
+        *hooked.1.lock().unwrap() = Some(Box::new(move || drop(first.submit().unwrap())));
+        let lsn = batch(token + 1, &[7; 200]).commit().unwrap();
+        assert!(hooked.1.lock().unwrap().is_none());
+        assert_eq!(rows.get(&7u16.to_le_bytes()).unwrap().unwrap().lsn(), lsn);
+    }
+}

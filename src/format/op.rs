@@ -464,6 +464,7 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn site() -> Site {
         Site {
@@ -602,5 +603,108 @@ mod tests {
         let too_large = [[0xff; 9].as_slice(), &[2]].concat();
         assert_eq!(Reader { bytes: &too_large, at: 0 }.varint(), None);
         assert_eq!(Reader { bytes: &[0x80; 3], at: 0 }.varint(), None);
+    }
+
+    /// What both readers of numbers answer at `at`, and where they stand behind it.
+    fn both(fixed: &[u8; FIXED_BYTES], at: usize) -> [(Option<u64>, usize); 2] {
+        let (mut reader, mut fixed_at) = (Reader { bytes: fixed, at }, at);
+        let number = reader.varint();
+        [(number, reader.at), (fixed_varint(fixed, &mut fixed_at), fixed_at)]
+    }
+
+    #[test]
+    fn both_readers_of_numbers_agree_on_each_length() {
+        let mut numbers = vec![0, u64::MAX];
+        numbers.extend((0..64).flat_map(|bit| [(1 << bit) - 1, 1 << bit, (1 << bit) + 1]));
+        for number in numbers {
+            let mut bytes = Vec::new();
+            put_varint(&mut bytes, number);
+            for behind in [0, 0xff] {
+                for at in [0, 6, FIXED_BYTES - bytes.len()] {
+                    let mut fixed = [behind; FIXED_BYTES];
+                    fixed[at..at + bytes.len()].copy_from_slice(&bytes);
+                    assert_eq!(both(&fixed, at), [(Some(number), at + bytes.len()); 2]);
+                }
+            }
+        }
+        // Longer than need be, of ten bytes with too high a last one, and without an end.
+        let nine = [0x80; 9];
+        for (last, number) in [(0, Some(0)), (1, Some(1 << 63)), (2, None), (0x7f, None), (0x80, None)] {
+            let mut fixed = [0x80; FIXED_BYTES];
+            fixed[..9].copy_from_slice(&nine);
+            fixed[9] = last;
+            assert_eq!(both(&fixed, 0), [(number, 10); 2], "{last}");
+        }
+        for len in 2..=9 {
+            let mut fixed = [0xff; FIXED_BYTES];
+            fixed[..len].fill(0x80);
+            fixed[len - 1] = 0;
+            assert_eq!(both(&fixed, 0), [(Some(0), len); 2]);
+        }
+    }
+
+    /// Bytes of which many say that a number goes on.
+    fn bytes() -> impl Strategy<Value = u8> {
+        prop_oneof![any::<u8>(), 0x80..=0xffu8, 0..8u8]
+    }
+
+    /// What `decode` answers at `start` of `bytes` and of the first `len` of them, compared. Whether it found an op.
+    fn is_cut_rightly(bytes: &[u8], start: usize, len: usize) -> bool {
+        let site = site();
+        let whole = decode(bytes, start, site.segment, site.offset);
+        let cut = decode(&bytes[..len], start, site.segment, site.offset);
+        match &whole {
+            Ok(head) if head.end() <= len => assert_eq!(cut, whole),
+            // Where the kind is cut off, it is what is missed first.
+            Ok(_) if len < start + 5 => assert!(cut.is_err()),
+            Ok(_) => assert_eq!(cut, Err(SHORT)),
+            Err(_) => assert!(cut.is_err()),
+        }
+        cut.is_ok()
+    }
+
+    #[test]
+    fn an_op_is_found_only_where_all_of_it_is() {
+        for kind in Kind::ALL {
+            for op in ops() {
+                let mut bytes = vec![0xEE; 3];
+                encode(&Op { kind, ..op }, &site(), None, &mut bytes);
+                let end = bytes.len();
+                encode(&op, &site(), None, &mut bytes);
+                bytes.resize(end + 2 * FIXED_BYTES, 0x81);
+                for len in 0..=bytes.len() {
+                    assert_eq!(is_cut_rightly(&bytes, 3, len), len >= end, "{len} bytes of {op:?}");
+                    (len.saturating_sub(FIXED_BYTES)..=len).for_each(|start| {
+                        is_cut_rightly(&bytes, start, len);
+                    });
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn both_readers_of_numbers_agree(bytes in prop::collection::vec(bytes(), FIXED_BYTES)) {
+            let fixed: [u8; FIXED_BYTES] = bytes.try_into().unwrap();
+            for at in 0..=FIXED_BYTES - 10 {
+                let [reader, fixed] = both(&fixed, at);
+                prop_assert_eq!(reader, fixed);
+            }
+        }
+
+        #[test]
+        fn whatever_is_cut_off_is_missed(
+            mut bytes in prop::collection::vec(bytes(), 3 * FIXED_BYTES),
+            len in 0..=3 * FIXED_BYTES,
+            kind in 0..Kind::ALL.len(),
+        ) {
+            for start in len.saturating_sub(FIXED_BYTES)..=len {
+                // Else it is nearly always of an unknown kind.
+                if let Some(byte) = bytes.get_mut(start + 4) {
+                    *byte = Kind::ALL[kind] as u8;
+                }
+                is_cut_rightly(&bytes, start, len);
+            }
+        }
     }
 }
