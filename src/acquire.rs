@@ -258,7 +258,11 @@ impl Acquire {
         let engine = &self.keyspace.shared.engine;
         match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Waiting(waiter) => {
-                if let Some(granted) = engine.waiters.leave(&waiter) {
+                let granted = engine.waiters.leave(&waiter);
+                if waiter.queue.has_slots {
+                    engine.bell.nudge();
+                }
+                if let Some(granted) = granted {
                     engine.waiting.fetch_sub(1, Ordering::AcqRel);
                     engine.give_up(&self.keyspace.state, &granted);
                 }

@@ -173,7 +173,8 @@ impl Engine {
         is_granted
     }
 
-    /// Sees to it that somebody looks at the queue of `first` when one of these is over; `false`: one is.
+    /// Sees to it that somebody looks at the queue of `first` when one of these is over; `false`: one is, or it
+    /// is somebody else's turn by now.
     fn wait_for(&self, first: &Arc<Waiter>, busy: &Busy) -> bool {
         let now = self.options.clock.now();
         let mut visit_at = u64::MAX;
@@ -184,7 +185,9 @@ impl Engine {
             }
             visit_at = visit_at.min(at.unwrap_or(u64::MAX));
         }
-        self.waiters.visit_at(&first.queue, visit_at);
+        if !self.waiters.visit_at(first, visit_at) {
+            return false;
+        }
         self.bell.look_by(visit_at);
         true
     }

@@ -154,6 +154,12 @@ impl Waiter {
         Ask { name: &self.queue.name, slots: self.slots, terms: self.terms, resume: self.resume }
     }
 
+    /// Whether there may be a place for it where there is none for `other`, of the same queue: not if it asks
+    /// for the same.
+    fn may_get_what_is_kept_from(&self, other: &Waiter) -> bool {
+        self.slots != other.slots || (self.slots.is_some() && self.resume.is_some())
+    }
+
     /// The waiter, if nobody has told it anything and it has not left.
     pub(crate) fn queued(self: &Arc<Self>) -> Option<Queued<'_>> {
         let turn = self.state.lock();
@@ -290,17 +296,27 @@ impl Waiters {
         Ok((waiter, is_first))
     }
 
-    /// Takes a waiter out of its queue. Nothing of it is left, whoever calls first.
+    /// Takes a waiter out of its queue. Nothing of it is left, whoever calls first. The queue is to be visited if
+    /// what kept the first in it need not keep the next.
     pub(crate) fn remove(&self, waiter: &Waiter) {
-        if !waiter.is_out.load(Ordering::Acquire) {
-            self.remove_and_next(waiter);
+        if waiter.is_out.load(Ordering::Acquire) {
+            return;
+        }
+        let mut inner = self.inner.lock();
+        let next = self.take_out(&mut inner, waiter);
+        if next.is_some_and(|next| next.id > waiter.id && next.may_get_what_is_kept_from(waiter)) {
+            inner.visits_now.push(waiter.queue.clone());
         }
     }
 
-    /// The same; answers who is the first in the queue then. Of one who left before, too.
+    /// The same for one who goes on with the first in the queue then, which is the answer. Of one who left
+    /// before, too.
     pub(crate) fn remove_and_next(&self, waiter: &Waiter) -> Option<Arc<Waiter>> {
-        let mut inner = self.inner.lock();
-        let Inner { queues, looks, .. } = &mut *inner;
+        self.take_out(&mut self.inner.lock(), waiter)
+    }
+
+    fn take_out(&self, inner: &mut Inner, waiter: &Waiter) -> Option<Arc<Waiter>> {
+        let Inner { queues, looks, .. } = inner;
         let Entry::Occupied(mut place) = queues.entry(waiter.queue.clone()) else { return None };
         let queue = place.get_mut();
         let next = if queue.first.id != waiter.id {
@@ -326,7 +342,8 @@ impl Waiters {
         next
     }
 
-    /// A waiter leaves: `Some` if a grant was appended for it already, which is then the caller's to end.
+    /// A waiter leaves: `Some` if a grant was appended for it already, which is then the caller's to end. If it
+    /// waited for slots, there may be a queue to visit.
     pub(crate) fn leave(&self, waiter: &Waiter) -> Option<Granted> {
         let turn = std::mem::replace(&mut *waiter.state.lock(), Turn::Gone);
         self.remove(waiter);
@@ -356,17 +373,20 @@ impl Waiters {
         self.inner.lock().queues.get(queue).map_or(0, |queue| 1 + queue.behind.len())
     }
 
-    /// Looks at the queue again at `at`, or earlier.
-    pub(crate) fn visit_at(&self, id: &QueueId, at: u64) {
+    /// Looks at the queue again at `at`, or earlier; `false`: `first` is not the first in it any more, and what
+    /// keeps it need not keep the one who is.
+    pub(crate) fn visit_at(&self, first: &Waiter, at: u64) -> bool {
         let mut inner = self.inner.lock();
         let Inner { queues, looks, .. } = &mut *inner;
-        if let Some(queue) = queues.get_mut(id)
-            && at < queue.visit_at
-        {
+        let Some(queue) = queues.get_mut(&first.queue).filter(|queue| queue.first.id == first.id) else {
+            return false;
+        };
+        if at < queue.visit_at {
             let from = queue.look_at();
             queue.visit_at = at;
             queue.move_look(from, looks);
         }
+        true
     }
 
     /// Looks at the queue as soon as may be, if anybody waits in it.
@@ -464,8 +484,8 @@ mod tests {
     fn who_leaves_leaves_nothing_behind_however_it_leaves() {
         let waiters = Waiters::new();
         let all: Vec<_> = (0..100).map(|n| join(&waiters, n * 10).unwrap()).collect();
-        waiters.visit_at(&all[0].queue, 55);
-        waiters.visit_at(&all[0].queue, 77);
+        waiters.visit_at(&all[0], 55);
+        waiters.visit_at(&all[0], 77);
         assert_eq!(waiters.next(), Some(0));
         for (n, waiter) in all.iter().enumerate() {
             match n % 3 {
@@ -490,17 +510,39 @@ mod tests {
         let waiters = Waiters::new();
         let [a, b] = [900, 800].map(|at| join(&waiters, at).unwrap());
         let due = |now| waiters.due(now, 10).iter().map(|waiter| waiter.deadline).collect::<Vec<_>>();
-        waiters.visit_at(&a.queue, 500);
-        waiters.visit_at(&a.queue, 700);
+        waiters.visit_at(&a, 500);
+        waiters.visit_at(&a, 700);
         assert_eq!((waiters.next(), due(499)), (Some(500), vec![]));
         // It is the fence that is free then, whoever is the first.
         waiters.remove(&a);
         assert_eq!((waiters.next(), due(500)), (Some(500), vec![800]));
         assert_eq!((waiters.next(), due(799)), (Some(800), vec![]));
-        waiters.visit_at(&b.queue, 900);
+        waiters.visit_at(&b, 900);
         assert_eq!((waiters.next(), due(800)), (Some(800), vec![800]));
         waiters.remove(&b);
         assert!(is_empty(&waiters));
+    }
+
+    #[test]
+    fn what_keeps_one_who_left_is_not_waited_for_by_the_next() {
+        let waiters = Waiters::new();
+        let name: Arc<[u8]> = b"f"[..].into();
+        let [few, same, more, few_again] = [1, 1, 2, 1].map(|n| {
+            let ask = Ask { slots: Some(Slots { n, delimiter: b'/' }), ..ask(&name) };
+            waiters.join(JOBS, &ask, 900, Duration::ZERO, u64::MAX).unwrap().0
+        });
+        assert!(waiters.visit_at(&few, 500));
+        assert!(waiters.leave(&few).is_none());
+        assert_eq!(waiters.to_visit(), [], "the next one asks for the same");
+        assert!(!waiters.visit_at(&few, 400));
+        assert_eq!(waiters.next(), Some(500));
+        waiters.remove(&few_again);
+        assert_eq!(waiters.to_visit(), [], "it was not the first");
+        waiters.remove(&same);
+        waiters.remove(&same);
+        assert_eq!(waiters.to_visit(), std::slice::from_ref(&more.queue));
+        waiters.remove(&more);
+        assert!(is_empty(&waiters) && waiters.to_visit().is_empty());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 mod leasekit;
 
-use leasekit::{eventually, ms, prefixes, store};
+use leasekit::{block_on, eventually, ms, poll_once, prefixes, store};
 use std::thread;
 use tidewall::{Ending, Error, KeyspaceOptions, Ttl};
 
@@ -80,6 +80,33 @@ fn waiters_for_slots_are_served_as_slots_become_free() {
     });
     assert!(held.iter().all(|lease| !lease.is_live()));
     assert_eq!(store.db.stats().waiting, 0);
+}
+
+/// One slot of two is free, and the first in the queue wants the only one: what keeps it keeps nobody else.
+#[test]
+fn who_leaves_a_queue_for_slots_keeps_nobody_who_asked_for_more() {
+    for is_late in [false, true] {
+        let store = prefixes();
+        let slots = |n| store.jobs.lease(b"u").slots(n).ttl(Ttl::INFINITE);
+        let (held, stays) = (slots(2).acquire().unwrap(), slots(2).acquire().unwrap());
+        let mut fewer = Box::pin(slots(1).wait(ms(50)).acquire_async());
+        let mut same = Box::pin(slots(1).wait(ms(50)).acquire_async());
+        let mut more = Box::pin(slots(2).wait(ms(1000)).acquire_async());
+        assert!(poll_once(fewer.as_mut()).is_pending());
+        assert!(poll_once(same.as_mut()).is_pending());
+        assert!(poll_once(more.as_mut()).is_pending());
+        held.release().unwrap();
+        if is_late {
+            store.clock.advance(ms(50));
+            assert!(matches!(block_on(fewer), Err(Error::Timeout { .. })));
+            assert!(matches!(block_on(same), Err(Error::Timeout { .. })));
+        } else {
+            drop((fewer, same));
+        }
+        eventually(|| store.db.stats().waiting == 0);
+        assert_eq!(block_on(more).unwrap().prefix(), b"u.0/", "left late: {is_late}");
+        assert!(stays.is_live());
+    }
 }
 
 #[test]

@@ -77,12 +77,17 @@ const JOBS: KeyspaceId = KeyspaceId(1);
 /// Two fences, and the two slots of a key.
 const FENCES: [&[u8]; 4] = [b"a", b"b", b"k.0/", b"k.1/"];
 const KEY: &[u8] = b"k";
-const SLOTS: Slots = Slots { n: 2, delimiter: b'/' };
+const SLOTS: u32 = 2;
 const MOST: usize = 256;
 const MOST_TOLD: usize = 3;
 
 fn fence_of(name: &[u8]) -> usize {
     FENCES.iter().position(|fence| *fence == name).unwrap()
+}
+
+/// Not all ask for as many slots, and so what keeps one need not keep the next.
+fn some_slots() -> Slots {
+    Slots { n: 1 + any(u64::from(SLOTS)) as u32, delimiter: b'/' }
 }
 
 /// The queue that leads to a fence.
@@ -297,8 +302,9 @@ impl Engine {
         };
         let mut taken = self.leases.slots(JOBS, ask.name);
         taken.retain(|(_, grant)| !self.is_free(grant, now));
-        assert!(taken.len() <= slots.n as usize, "more than all slots are held");
-        match (0..slots.n).find(|index| taken.iter().all(|(of, _)| of != index)) {
+        assert!(taken.len() <= SLOTS as usize, "more than all slots are held");
+        let is_full = taken.len() >= slots.n as usize;
+        match (0..slots.n).filter(|_| !is_full).find(|index| taken.iter().all(|(of, _)| of != index)) {
             Some(index) => Ok(slot_name(ask.name, index, slots.delimiter)),
             None => Err(taken.into_iter().map(|(_, grant)| grant).collect()),
         }
@@ -442,6 +448,9 @@ impl Engine {
     fn leave(&self, waiter: &Arc<Waiter>) {
         self.witness.note(waiter, |joined| joined.is_gone = true);
         let granted = self.waiters.leave(waiter);
+        if waiter.queue.has_slots {
+            self.bell.nudge();
+        }
         self.witness.note(waiter, |joined| joined.has_left = true);
         assert!(waiter.queued().is_none());
         if let Some(granted) = granted {
@@ -621,7 +630,9 @@ impl Engine {
             }
             visit_at = visit_at.min(at.unwrap_or(u64::MAX));
         }
-        self.waiters.visit_at(&first.queue, visit_at);
+        if !self.waiters.visit_at(first, visit_at) {
+            return false;
+        }
         self.bell.look_by(visit_at);
         true
     }
@@ -689,7 +700,7 @@ fn without_deadlines() {
     let worker = |engine: &Engine| {
         for _ in 0..2 {
             let patience = (any(4) == 0).then(|| any(3));
-            let (name, slots) = if any(3) == 0 { (KEY, Some(SLOTS)) } else { (FENCES[0], None) };
+            let (name, slots) = if any(3) == 0 { (KEY, Some(some_slots())) } else { (FENCES[0], None) };
             let wish = Wish {
                 name,
                 slots,
@@ -728,7 +739,7 @@ fn with_deadlines() {
     let worker = |engine: &Engine| {
         for _ in 0..2 {
             let name = [FENCES[0], FENCES[0], FENCES[1], KEY][any(4) as usize];
-            let slots = (name == KEY).then_some(SLOTS);
+            let slots = (name == KEY).then(some_slots);
             let ttl = Ttl::new(Duration::from_millis(5 + any(6))).unwrap();
             let delay = if any(4) == 0 { 2 * MS } else { 0 };
             let patience = (any(5) == 0).then(|| any(3));
