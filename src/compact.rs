@@ -63,7 +63,7 @@ enum Deletes {
 
 /// So much may be garbage, in percent of what is needed, before space is given back; in small stores so many bytes
 /// instead, or segments where their size is given: the more garbage there may be, the less is carried for it.
-const GARBAGE_PERCENT: u64 = 44;
+const GARBAGE_PERCENT: u64 = 43;
 const GARBAGE_BYTES: u64 = 32 << 20;
 const GARBAGE_SEGMENTS: u64 = 4;
 /// A segment is not worth a round unless this share of it comes back, in percent.

@@ -40,25 +40,31 @@ impl Pool {
     /// # Errors
     /// The failure of the disk. What is not listed then, and cannot be removed now, goes at the next open.
     pub fn recycle(&self, retired: Vec<(Listed, Arc<dyn File>)>, room: u64) -> Result<()> {
-        let mut kept = self.choose(retired, room).into_iter().peekable();
+        let mut list = self.list.lock();
+        let mut kept = self.choose(&list, retired, room).into_iter().peekable();
         let mut outcome = Ok(());
         while kept.peek().is_some() {
-            // Whoever has no spare gets the first of them, and waits for the list no longer.
             let some: Vec<_> = kept.by_ref().take(AT_ONCE).collect();
             let freed = some.iter().map(|(listed, _)| u64::from(listed.bytes)).sum();
-            let mut list = self.list.lock();
             let relisted = self.relist(&mut list, some);
             self.note_list(&list);
             self.retired_bytes.fetch_sub(freed, Ordering::Relaxed);
             outcome = outcome.and(relisted);
+            // Whoever has no spare gets the first of them, and waits for the list no longer.
+            drop(list);
+            list = self.list.lock();
         }
         outcome
     }
 
     /// Removes what is not to be used again; answers the others.
-    fn choose(&self, retired: Vec<(Listed, Arc<dyn File>)>, room: u64) -> Vec<(Listed, Arc<dyn File>)> {
-        let list = self.list.lock();
-        let wanted = self.following_bytes(&list);
+    fn choose(
+        &self,
+        list: &List,
+        retired: Vec<(Listed, Arc<dyn File>)>,
+        room: u64,
+    ) -> Vec<(Listed, Arc<dyn File>)> {
+        let wanted = self.following_bytes(list);
         let most = room + (RESERVE + RECYCLED) as u64 * u64::from(wanted);
         let mut bytes: u64 = self.ready.lock().iter().map(|spare| u64::from(spare.listed.bytes)).sum();
         let mut kept = Vec::new();
