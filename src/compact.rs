@@ -451,16 +451,19 @@ impl Engine {
         if !self.options.background && need != Need::Compaction {
             self.refresh_index_if_due(false);
         }
-        let provided = self.pool.provide(HEADER_BYTES + room, need);
-        self.check_list();
-        match provided {
+        let provide = || {
+            let provided = self.pool.provide(HEADER_BYTES + room, need);
+            self.check_list();
+            provided
+        };
+        match provide() {
             // The disk is full: what is no longer needed makes room.
             Err(Error::NoSpace { .. }) if may_compact => {
                 if self.compact_for_room(room, need, Who::InNeed)? {
                     return Ok(());
                 }
                 // What was given back may be enough for one that is larger than those were.
-                self.pool.provide(HEADER_BYTES + room, need)
+                provide()
             }
             provided => provided,
         }
