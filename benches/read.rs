@@ -44,6 +44,16 @@ fn read(criterion: &mut Criterion) {
             assert!(read >= 100);
         });
     });
+    group.bench_function("scan of 100, borrowed", |bench| {
+        bench.iter(|| {
+            let mut rows = store.rows.range(key(random.below(KEYS - 100))..);
+            for _ in 0..100 {
+                black_box(rows.next_with(|key, value| key.len() + value.len()))
+                    .expect("a key")
+                    .expect("reads");
+            }
+        });
+    });
     group.finish();
 }
 

@@ -20,8 +20,34 @@ use std::convert::Infallible;
 use std::hint::black_box;
 use std::ops::{Bound, Range};
 
-/// A key and its value, or that there is no more.
-type Step = Result<Option<(Vec<u8>, Value)>>;
+/// What stands under a key, for whoever reads it at its turn.
+pub(crate) enum Read<'a> {
+    /// It was read ahead.
+    Seen {
+        bytes: &'a [u8],
+        token: Token,
+        lsn: Lsn,
+    },
+    Value(Value),
+}
+
+impl Read<'_> {
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Read::Seen { bytes, .. } => bytes,
+            Read::Value(value) => value.bytes(),
+        }
+    }
+
+    #[inline]
+    pub fn into_value(self) -> Value {
+        match self {
+            Read::Seen { bytes, token, lsn } => Value::copied(bytes, token, lsn),
+            Read::Value(value) => value,
+        }
+    }
+}
 
 /// A walk over the keys of a keyspace at one lsn, from both ends.
 pub(crate) struct Walk {
@@ -113,14 +139,17 @@ impl Ahead {
 
     /// The value of the next key, which was looked up.
     #[inline]
-    fn value(&self, engine: &Engine, keyspace: &KeyspaceState, lsn: Lsn) -> Result<Option<Value>> {
+    fn value(&self, engine: &Engine, keyspace: &KeyspaceState, lsn: Lsn) -> Result<Option<Read<'_>>> {
         match &self.seen[self.next] {
             Seen::Value { token, lsn, bytes } => {
                 let bytes = &self.values[bytes.start as usize..bytes.end as usize];
-                Ok(Some(Value::copied(bytes, *token, *lsn)))
+                Ok(Some(Read::Seen { bytes, token: *token, lsn: *lsn }))
             }
             Seen::Nothing => Ok(None),
-            Seen::Unknown { hash } => engine.hashed_value(keyspace, self.key(), *hash, When::At(lsn)),
+            Seen::Unknown { hash } => {
+                let value = engine.hashed_value(keyspace, self.key(), *hash, When::At(lsn))?;
+                Ok(value.map(Read::Value))
+            }
         }
     }
 }
@@ -140,7 +169,7 @@ impl Walk {
     }
 
     #[inline(always)]
-    pub fn next(&mut self) -> Step {
+    pub fn next<T>(&mut self, read: impl FnOnce(&[u8], Read<'_>) -> T) -> Result<Option<T>> {
         let Pin { engine, lsn } = &*self.pin;
         loop {
             if self.front.is_used_up() {
@@ -160,17 +189,18 @@ impl Walk {
                 return Ok(None);
             }
             // An error leaves the walk where it is, so that it is returned again.
-            let value = self.front.value(engine, &self.keyspace, *lsn)?;
-            let found = value.map(|value| (key.to_vec(), value));
+            let Some(value) = self.front.value(engine, &self.keyspace, *lsn)? else {
+                self.front.next += 1;
+                continue;
+            };
+            let found = read(key, value);
             self.front.next += 1;
-            if found.is_some() {
-                return Ok(found);
-            }
+            return Ok(Some(found));
         }
     }
 
     #[inline(always)]
-    pub fn next_back(&mut self) -> Step {
+    pub fn next_back<T>(&mut self, read: impl FnOnce(&[u8], Read<'_>) -> T) -> Result<Option<T>> {
         let Pin { engine, lsn } = &*self.pin;
         loop {
             if self.back.is_used_up() {
@@ -189,12 +219,13 @@ impl Walk {
                 return Ok(None);
             }
             // An error leaves the walk where it is, so that it is returned again.
-            let value = self.back.value(engine, &self.keyspace, *lsn)?;
-            let found = value.map(|value| (key.to_vec(), value));
+            let Some(value) = self.back.value(engine, &self.keyspace, *lsn)? else {
+                self.back.next += 1;
+                continue;
+            };
+            let found = read(key, value);
             self.back.next += 1;
-            if found.is_some() {
-                return Ok(found);
-            }
+            return Ok(Some(found));
         }
     }
 }

@@ -389,6 +389,8 @@ fn a_closed_store_says_so_to_every_call() {
     for mut iter in [begun, ks.iter(), ks.prefix(&[1]), ks.range(..)] {
         assert_err!(iter.next().unwrap(), Error::Closed);
         assert_err!(iter.next_back().unwrap(), Error::Closed);
+        assert_err!(iter.next_with(|_, _| ()).unwrap(), Error::Closed);
+        assert_err!(iter.next_back_with(|_, _| ()).unwrap(), Error::Closed);
     }
     assert_err!(ks.get(&[1]), Error::Closed);
     assert_err!(ks.get_with(&[1], <[u8]>::len), Error::Closed);

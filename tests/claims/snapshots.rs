@@ -2,6 +2,7 @@
 
 use crate::store::{Sim, token};
 use std::collections::BTreeMap;
+use std::iter;
 use tidewall::*;
 
 fn rows(db: &Db) -> Keyspace {
@@ -103,10 +104,15 @@ fn an_iterator_meets_itself_in_the_middle_wherever_that_is() {
         let (mut front, mut back) = (Vec::new(), Vec::new());
         for step in 0u32.. {
             let forwards = pattern.rotate_left(step) & 1 == 1;
-            let item = if forwards { walk.next() } else { walk.next_back() };
-            let Some(item) = item else { break };
+            let key = match (forwards, step % 3) {
+                (true, 0) => walk.next_with(|key, _| key[0]),
+                (true, _) => walk.next().map(|item| item.map(|(key, _)| key[0])),
+                (false, 0) => walk.next_back_with(|key, _| key[0]),
+                (false, _) => walk.next_back().map(|item| item.map(|(key, _)| key[0])),
+            };
+            let Some(key) = key else { break };
             let side = if forwards { &mut front } else { &mut back };
-            side.push(item.unwrap().0[0]);
+            side.push(key.unwrap());
         }
         assert!(walk.next().is_none() && walk.next_back().is_none() && walk.next().is_none());
         front.extend(back.into_iter().rev());
@@ -205,6 +211,8 @@ fn after_an_error_an_iterator_repeats_the_error() {
             }
             assert!(is_named(&walk.next().unwrap().unwrap_err()), "from either end");
             assert!(is_named(&walk.next_back().unwrap().unwrap_err()), "from either end");
+            assert!(is_named(&walk.next_with(|_, _| ()).unwrap().unwrap_err()), "borrowed too");
+            assert!(is_named(&walk.next_back_with(|_, _| ()).unwrap().unwrap_err()), "borrowed too");
         }
         assert!(is_named(&ks.get(&[2]).unwrap_err()));
         assert!(is_named(&ks.get_with(&[2], drop_bytes).unwrap_err()));
@@ -306,6 +314,12 @@ fn s1_a_walk_shows_small_and_large_old_and_new_values_side_by_side() {
         let back: Vec<_> = back.iter().map(|(key, value)| (&key[..], value.bytes())).collect();
         let front: Vec<_> = expected.iter().map(|(key, value)| (&key[..], &value[..])).collect();
         assert!(back.iter().rev().eq(&front));
+        let owned = |key: &[u8], value: &[u8]| (key.to_vec(), value.to_vec());
+        let (mut forwards, mut backwards) = (view.iter(&ks), view.iter(&ks));
+        let lent: Vec<_> = iter::from_fn(|| forwards.next_with(owned)).map(Result::unwrap).collect();
+        assert!(lent.iter().map(|(key, value)| (&key[..], &value[..])).eq(front.iter().copied()));
+        let lent: Vec<_> = iter::from_fn(|| backwards.next_back_with(owned)).map(Result::unwrap).collect();
+        assert!(lent.iter().rev().map(|(key, value)| (&key[..], &value[..])).eq(front));
         for (key, value) in view.iter(&ks).map(Result::unwrap) {
             assert_eq!(view.get(&ks, &key).unwrap(), Some(value), "with its token and lsn");
         }

@@ -33,9 +33,10 @@ impl FencedStore for Tidewall {
 
     fn scan(&self, prefix: &[u8]) -> Res<(usize, usize)> {
         let mut read = (0, 0);
-        for item in self.rows.prefix(prefix) {
+        let mut rows = self.rows.prefix(prefix);
+        while let Some(bytes) = rows.next_with(|_, value| value.len()) {
             read.0 += 1;
-            read.1 += item?.1.bytes().len();
+            read.1 += bytes?;
         }
         Ok(read)
     }
