@@ -10,8 +10,9 @@ use crate::engine::{Engine, FenceHashes, FenceView, KeyspaceState, Tail};
 use crate::error::{Error, Found, Result};
 use crate::fence::{self, OperationOrder, Refusal};
 use crate::log::segment::Glance;
-use crate::look_up::fenced;
+use crate::look_up::{SIDE_BY_SIDE, bring_near, fenced};
 use crate::op::{Class, Kind};
+use crate::options::Scope;
 use crate::sync::Arc;
 use crate::types::{Excerpt, Lsn, Mark, OperationId, Token};
 use crossbeam_epoch::Guard;
@@ -140,6 +141,24 @@ impl From<Error> for Refused {
 }
 
 impl Engine {
+    /// [`Engine::check_early`] of each of these, which come to `seen`.
+    pub fn check_all_early(&self, fences: &[Fence<'_>], seen: &mut [Option<Glance>]) -> Result<()> {
+        for (fences, seen) in fences.chunks(SIDE_BY_SIDE).zip(seen.chunks_mut(SIDE_BY_SIDE)) {
+            if fences.len() > 1 {
+                let hash = |fence: &Fence<'_>| match fence.keyspace.options.scope {
+                    Scope::Key => fence.hashes.key,
+                    _ => fence.hashes.own,
+                };
+                let guard = crossbeam_epoch::pin();
+                bring_near(&self.slots, &self.segments, fences.iter().map(hash), &guard);
+            }
+            for (fence, seen) in fences.iter().zip(seen) {
+                *seen = self.check_early(fence.keyspace, fence.name, fence.hashes, fence.token)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Judges a write against everything appended, at one point in the order: under the tail lock.
     pub fn judge(
         &self,

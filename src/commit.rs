@@ -55,9 +55,7 @@ impl Engine {
             many = vec![None; write.fences.len()];
             &mut many
         };
-        for (fence, seen) in write.fences.iter().zip(&mut *seen) {
-            *seen = self.check_early(fence.keyspace, fence.name, fence.hashes, fence.token)?;
-        }
+        self.check_all_early(write.fences, seen)?;
         let write = &Write { seen, ..*write };
         let frees_space = write.changes.iter().all(|change| change.kind != ChangeKind::Put);
         let need = if frees_space { Need::Privileged } else { Need::Ordinary };

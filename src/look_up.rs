@@ -8,7 +8,8 @@
 use crate::engine::{Engine, FenceHashes, FenceView, KeyspaceState, Version, When};
 use crate::error::{Error, Result};
 use crate::fence::{FenceState, Floor, is_fenced, last_operation, mark};
-use crate::index::name_hash;
+use crate::format::frame::FRAME_HEADER_BYTES;
+use crate::index::{Slots, name_hash};
 use crate::log::segment::{Found, Glance, OpRef, Segment, Segments};
 use crate::log::usage::Weight;
 use crate::op::{Class, Kind};
@@ -16,7 +17,14 @@ use crate::options::Scope;
 use crate::sync::Arc;
 use crate::types::{Excerpt, Location, Token};
 use crossbeam_epoch::Guard;
+use std::convert::Infallible;
+use std::hint::black_box;
 use std::ops::Deref;
+
+/// Names looked up side by side.
+pub(crate) const SIDE_BY_SIDE: usize = 32;
+/// Of most machines; if it is another, a few bytes are touched in vain or not at all.
+const CACHE_LINE: usize = 64;
 
 impl Engine {
     pub fn hash(&self, keyspace: &KeyspaceState, class: Class, name: &[u8]) -> u64 {
@@ -258,6 +266,38 @@ impl Engine {
         }
         Ok(seen)
     }
+}
+
+/// Finds what probably stands under each of up to [`SIDE_BY_SIDE`] names: first all lines of the index are touched, then
+/// all ops. The memory fetches those side by side, where one look-up behind the other would wait for each.
+#[inline]
+pub(crate) fn bring_near<'g>(
+    slots: &Slots,
+    segments: &'g Segments,
+    hashes: impl Iterator<Item = u64> + Clone,
+    guard: &'g Guard,
+) -> [Option<(&'g Segment, u32)>; SIDE_BY_SIDE] {
+    let mut touched = hashes.clone().fold(0, |touched, hash| touched ^ slots.touch(hash, guard));
+    let mut ops = [None; SIDE_BY_SIDE];
+    for (op, hash) in ops.iter_mut().zip(hashes) {
+        // The first place under the tag is nearly always the right one; if not, nothing is lost.
+        let place = slots.find(hash, guard, |place| Ok::<_, Infallible>(Some(place)));
+        if let Ok(Some(place)) = place
+            && let Some(segment) = segments.get(place.segment, guard)
+        {
+            *op = Some((&**segment, place.offset));
+        }
+    }
+    for (segment, offset) in ops.iter().flatten() {
+        // The header of a frame with one op stands in front of it.
+        let start = (*offset as usize).saturating_sub(FRAME_HEADER_BYTES);
+        let op = segment.bytes().get(start..).unwrap_or_default();
+        for at in [0, CACHE_LINE, 2 * CACHE_LINE, 3 * CACHE_LINE - 1] {
+            touched ^= u64::from(op.get(at).copied().unwrap_or(0));
+        }
+    }
+    black_box(touched);
+    ops
 }
 
 /// The state that an op leaves its fence in.

@@ -7,17 +7,14 @@
 
 use crate::engine::{Engine, KeyspaceState, When};
 use crate::error::Result;
-use crate::format::frame::FRAME_HEADER_BYTES;
 use crate::format::op::INLINE_VALUE_BYTES;
 use crate::index::KeyChunk;
 use crate::log::segment::Segment;
-use crate::look_up::is_named;
+use crate::look_up::{SIDE_BY_SIDE, bring_near, is_named};
 use crate::op::{Class, Kind};
 use crate::snapshot::{Pin, Value};
 use crate::sync::Arc;
 use crate::types::{Lsn, Token};
-use std::convert::Infallible;
-use std::hint::black_box;
 use std::ops::{Bound, Range};
 
 /// What stands under a key, for whoever reads it at its turn.
@@ -85,13 +82,10 @@ enum Seen {
 
 const FIRST_CHUNK: usize = 32;
 const LARGEST_CHUNK: usize = 1024;
-/// Keys looked up side by side, and at the start of a walk, which may be wanted for one key only.
-const AHEAD: usize = 32;
+/// So many keys are looked up at the start of a walk, which may be wanted for one key only.
 const FIRST_AHEAD: usize = 4;
 /// There is room for so many bytes of each value that is read ahead, so that most need no more.
 const SMALL_BYTES: usize = 128;
-/// Of most machines; if it is another, a few bytes are touched in vain or not at all.
-const CACHE_LINE: usize = 64;
 
 impl Ahead {
     /// Whether anybody has asked at this end.
@@ -123,7 +117,7 @@ impl Ahead {
     fn look(&mut self, engine: &Engine, keyspace: &KeyspaceState, lsn: Lsn) -> bool {
         if self.next == self.seen.len() && self.next < self.keys.len() {
             let is_first = self.next == 0 && self.limit == FIRST_CHUNK;
-            let count = if is_first { FIRST_AHEAD } else { AHEAD };
+            let count = if is_first { FIRST_AHEAD } else { SIDE_BY_SIDE };
             self.values.clear();
             self.values.reserve(count * SMALL_BYTES);
             engine.look_ahead(keyspace, &self.keys, count, lsn, &mut self.seen, &mut self.values);
@@ -231,9 +225,7 @@ impl Walk {
 }
 
 impl Engine {
-    /// Looks up the next `count` keys behind those that were, and reads what it finds: first all lines of the index are
-    /// touched, then all ops. The memory fetches those side by side, where one look-up behind the other would
-    /// wait for each.
+    /// Looks up the next `count` keys behind those that were, side by side, and reads what it finds.
     fn look_ahead(
         &self,
         keyspace: &KeyspaceState,
@@ -245,31 +237,13 @@ impl Engine {
     ) {
         let guard = crossbeam_epoch::pin();
         let first = seen.len();
-        let count = count.min(AHEAD).min(keys.len() - first);
-        let (mut hashes, mut ops) = ([0; AHEAD], [None; AHEAD]);
-        let (hashes, ops) = (&mut hashes[..count], &mut ops[..count]);
+        let count = count.min(SIDE_BY_SIDE).min(keys.len() - first);
+        let mut hashes = [0; SIDE_BY_SIDE];
+        let hashes = &mut hashes[..count];
         for (hash, key) in hashes.iter_mut().zip(keys.from(first)) {
             *hash = self.hash(keyspace, Class::Key, key);
         }
-        let mut touched = hashes.iter().fold(0, |touched, &hash| touched ^ self.slots.touch(hash, &guard));
-        for (op, &hash) in ops.iter_mut().zip(&*hashes) {
-            // The first place under the tag is nearly always the right one; if not, nothing is lost.
-            let place = self.slots.find(hash, &guard, |place| Ok::<_, Infallible>(Some(place)));
-            if let Ok(Some(place)) = place
-                && let Some(segment) = self.segments.get(place.segment, &guard)
-            {
-                *op = Some((&**segment, place.offset));
-            }
-        }
-        for (segment, offset) in ops.iter().flatten() {
-            // The header of a frame with one op stands in front of it.
-            let start = (*offset as usize).saturating_sub(FRAME_HEADER_BYTES);
-            let op = segment.bytes().get(start..).unwrap_or_default();
-            for at in [0, CACHE_LINE, 2 * CACHE_LINE, 3 * CACHE_LINE - 1] {
-                touched ^= u64::from(op.get(at).copied().unwrap_or(0));
-            }
-        }
-        black_box(touched);
+        let ops = bring_near(&self.slots, &self.segments, hashes.iter().copied(), &guard);
         for ((op, &hash), key) in ops.iter().zip(&*hashes).zip(keys.from(first)) {
             let found = op.and_then(|(segment, offset)| see(segment, offset, keyspace, key, lsn, values));
             seen.push(found.unwrap_or(Seen::Unknown { hash }));
@@ -331,7 +305,7 @@ mod tests {
     use super::*;
     use crate::db::Db;
     use crate::format::HEADER_BYTES;
-    use crate::format::frame::LSN_AT;
+    use crate::format::frame::{FRAME_HEADER_BYTES, LSN_AT};
     use crate::format::op::{Site, encode};
     use crate::keyspace::Keyspace;
     use crate::log::guard::Pins;
