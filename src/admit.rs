@@ -64,6 +64,16 @@ pub(crate) struct Fence<'a> {
     pub raises: bool,
 }
 
+impl Fence<'_> {
+    /// The hash under which its state is found most of the time.
+    fn likely_hash(&self) -> u64 {
+        match self.keyspace.options.scope {
+            Scope::Key => self.hashes.key,
+            _ => self.hashes.own,
+        }
+    }
+}
+
 /// What must hold of a key before the write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -145,12 +155,8 @@ impl Engine {
     pub fn check_all_early(&self, fences: &[Fence<'_>], seen: &mut [Option<Glance>]) -> Result<()> {
         for (fences, seen) in fences.chunks(SIDE_BY_SIDE).zip(seen.chunks_mut(SIDE_BY_SIDE)) {
             if fences.len() > 1 {
-                let hash = |fence: &Fence<'_>| match fence.keyspace.options.scope {
-                    Scope::Key => fence.hashes.key,
-                    _ => fence.hashes.own,
-                };
                 let guard = crossbeam_epoch::pin();
-                bring_near(&self.slots, &self.segments, fences.iter().map(hash), &guard);
+                bring_near(&self.slots, &self.segments, fences.iter().map(Fence::likely_hash), &guard);
             }
             for (fence, seen) in fences.iter().zip(seen) {
                 *seen = self.check_early(fence.keyspace, fence.name, fence.hashes, fence.token)?;
@@ -169,7 +175,11 @@ impl Engine {
     ) -> Result<(), Refused> {
         views.clear();
         let seen = write.seen.iter().copied().chain(iter::repeat(None));
-        for (fence, seen) in write.fences.iter().zip(seen) {
+        for (n, (fence, seen)) in write.fences.iter().zip(seen).enumerate() {
+            if n.is_multiple_of(SIDE_BY_SIDE) && write.fences.len() > 1 {
+                let next = write.fences[n..].iter().take(SIDE_BY_SIDE);
+                self.slots.touch(next.map(Fence::likely_hash), guard);
+            }
             views.push(self.fence_seen(fence.keyspace, fence.name, fence.hashes, seen, guard)?);
         }
         for (fence, view) in write.fences.iter().zip(views.iter()) {

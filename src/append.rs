@@ -20,6 +20,7 @@ use crate::log::pool::{Need, Spare};
 use crate::log::scan::Table;
 use crate::log::segment::{Body, Segment, Segments};
 use crate::log::usage::{Usage, Weight};
+use crate::look_up::SIDE_BY_SIDE;
 use crate::op::{Class, Kind, Links, Op};
 use crate::options::{MAX_SEGMENT_BYTES, Scope, Tokens};
 use crate::sync::{Arc, Ordering};
@@ -245,7 +246,7 @@ impl Engine {
         }
         frame.finish();
         self.close_frame(tail);
-        self.point_write(tail, work, write, lsn);
+        self.point_write(tail, work, write, lsn, guard);
         Ok(lsn)
     }
 
@@ -265,10 +266,13 @@ impl Engine {
     }
 
     /// Points the names at what was appended. Readers follow the links back until it is visible.
-    fn point_write(&self, tail: &mut Tail, work: &Work, write: &Write<'_>, lsn: Lsn) {
-        for ((change, version), &(at, weight, fence_before)) in
-            write.changes.iter().zip(&work.versions).zip(&work.places)
-        {
+    fn point_write(&self, tail: &mut Tail, work: &Work, write: &Write<'_>, lsn: Lsn, guard: &Guard) {
+        let places = write.changes.iter().zip(&work.versions).zip(&work.places);
+        for (n, ((change, version), &(at, weight, fence_before))) in places.enumerate() {
+            if n.is_multiple_of(SIDE_BY_SIDE) && write.changes.len() > 1 {
+                let next = write.changes[n..].iter().take(SIDE_BY_SIDE);
+                self.slots.touch(next.map(|change| change.hash), guard);
+            }
             let fence = &write.fences[change.fence];
             if change.kind != ChangeKind::Raise {
                 point(tail, change.hash, version.map(|version| version.at), at);

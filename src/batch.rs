@@ -257,8 +257,17 @@ impl Batch {
 struct Plan<'a> {
     changes: Vec<Change<'a>>,
     fences: Vec<Fence<'a>>,
-    keys: HashSet<(u16, bool, &'a [u8]), RandomState>,
-    known: HashMap<(u16, &'a [u8]), usize, RandomState>,
+    known: HashMap<(u16, &'a [u8]), Known, RandomState>,
+    /// Keys with a change, where more than one may have the same fence.
+    keys: HashSet<(u16, &'a [u8]), RandomState>,
+}
+
+/// A fence of the batch: which one, and whether it is raised, and its key changed where it has one only.
+#[derive(Clone, Copy)]
+struct Known {
+    fence: usize,
+    is_raised: bool,
+    is_changed: bool,
 }
 
 impl<'a> Plan<'a> {
@@ -266,43 +275,52 @@ impl<'a> Plan<'a> {
         Plan {
             changes: Vec::with_capacity(changes),
             fences: Vec::new(),
-            keys: HashSet::with_capacity_and_hasher(changes, RandomState::new()),
             known: HashMap::with_hasher(RandomState::new()),
+            keys: HashSet::with_hasher(RandomState::new()),
         }
     }
 
     fn add(&mut self, engine: &Engine, stored: &'a Stored, key: &'a [u8], value: &'a [u8]) -> Result<()> {
         let (kind, keyspace, token) = (stored.kind, &stored.keyspace, stored.token);
         let raises = kind == ChangeKind::Raise;
+        let is_fence = keyspace.options.scope == Scope::Key;
         let name = if raises { key } else { keyspace.fence_of(key) };
+        if self.known.is_empty() && is_fence {
+            // Most likely each change has one of its own.
+            self.known.reserve(self.changes.capacity());
+        }
         let fences = &mut self.fences;
-        let fence = *self.known.entry((keyspace.id.0, name)).or_insert_with(|| {
+        let known = self.known.entry((keyspace.id.0, name)).or_insert_with(|| {
             let hashes = engine.fence_hashes(keyspace, name);
             fences.push(Fence { keyspace, name, hashes, token, raises });
-            fences.len() - 1
+            Known { fence: fences.len() - 1, is_raised: false, is_changed: false }
         });
-        if self.fences[fence].token != token {
+        let fence = &mut self.fences[known.fence];
+        if fence.token != token {
             return Err(Error::invalid(format!(
                 "two tokens for the fence {} in one batch: {token} and {}",
                 Excerpt::new(name),
-                self.fences[fence].token
+                fence.token
             )));
         }
-        self.fences[fence].raises |= raises;
-        if self.keys.insert((keyspace.id.0, raises, key)) {
-            let is_fence = keyspace.options.scope == Scope::Key && !raises;
-            let hash = match is_fence {
-                true => self.fences[fence].hashes.key,
-                false => engine.hash(keyspace, Class::Key, key),
-            };
+        fence.raises |= raises;
+        let is_new = match (raises, is_fence) {
+            (true, _) => !std::mem::replace(&mut known.is_raised, true),
+            (false, true) => !std::mem::replace(&mut known.is_changed, true),
+            (false, false) => self.keys.insert((keyspace.id.0, key)),
+        };
+        if is_new {
+            let is_key = is_fence && !raises;
+            let hash = if is_key { fence.hashes.key } else { engine.hash(keyspace, Class::Key, key) };
+            let value_checksum = large_checksum(value);
             self.changes.push(Change {
                 kind,
                 keyspace,
                 key,
                 value,
                 hash,
-                value_checksum: large_checksum(value),
-                fence,
+                value_checksum,
+                fence: known.fence,
             });
         }
         Ok(())

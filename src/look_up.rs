@@ -277,7 +277,7 @@ pub(crate) fn bring_near<'g>(
     hashes: impl Iterator<Item = u64> + Clone,
     guard: &'g Guard,
 ) -> [Option<(&'g Segment, u32)>; SIDE_BY_SIDE] {
-    let mut touched = hashes.clone().fold(0, |touched, hash| touched ^ slots.touch(hash, guard));
+    slots.touch(hashes.clone(), guard);
     let mut ops = [None; SIDE_BY_SIDE];
     for (op, hash) in ops.iter_mut().zip(hashes) {
         // The first place under the tag is nearly always the right one; if not, nothing is lost.
@@ -288,12 +288,13 @@ pub(crate) fn bring_near<'g>(
             *op = Some((&**segment, place.offset));
         }
     }
+    let mut touched = 0;
     for (segment, offset) in ops.iter().flatten() {
         // The header of a frame with one op stands in front of it.
         let start = (*offset as usize).saturating_sub(FRAME_HEADER_BYTES);
         let op = segment.bytes().get(start..).unwrap_or_default();
         for at in [0, CACHE_LINE, 2 * CACHE_LINE, 3 * CACHE_LINE - 1] {
-            touched ^= u64::from(op.get(at).copied().unwrap_or(0));
+            touched ^= op.get(at).copied().unwrap_or(0);
         }
     }
     black_box(touched);
