@@ -7,7 +7,7 @@
 //! Read next: `hand_over.rs`, for those who wait.
 
 use crate::append::{frame_bytes, room};
-use crate::engine::{Engine, KeyspaceState, Released, Tail, When};
+use crate::engine::{Engine, KeyspaceState, Released, Tail};
 use crate::error::{Error, Result};
 use crate::events;
 use crate::lease::{Ending, FenceId, Grant, RenewError};
@@ -188,12 +188,11 @@ impl Engine {
         value: &[u8],
     ) -> Result<(Lsn, Option<(u64, crate::types::OperationId)>)> {
         let guard = crossbeam_epoch::pin();
-        let hashes = self.fence_hashes(keyspace, fence);
-        let view = self.fence(keyspace, fence, hashes, When::Appended, &guard)?;
+        let (hash, view) = self.fence_to_grant(keyspace, fence, &guard)?;
         let state = crate::fence::admit(&view.state, token, None, tail.next);
         let links = Links { fence: Some(view.at), predecessor: state.predecessor, ..Links::default() };
         let op = Op { kind, keyspace: keyspace.id, token: token.get(), key: fence, value, links };
-        let lsn = self.append_fence_op(tail, keyspace, &op, hashes.own, &view);
+        let lsn = self.append_fence_op(tail, keyspace, &op, hash, &view);
         tail.counter = token.get();
         Ok((lsn, state.predecessor))
     }

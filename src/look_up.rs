@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::fence::{FenceState, Floor, is_fenced, last_operation, mark};
 use crate::format::frame::FRAME_HEADER_BYTES;
 use crate::index::{Slots, name_hash};
-use crate::log::segment::{Found, Glance, OpRef, Segment, Segments};
+use crate::log::segment::{Found, Glance, OpRef, OpView, Segment, Segments};
 use crate::log::usage::Weight;
 use crate::op::{Class, Kind};
 use crate::options::Scope;
@@ -62,13 +62,27 @@ impl Engine {
         hash: u64,
         guard: &Guard,
     ) -> Result<Option<Glance>> {
+        self.look_at_newest(keyspace, class, name, hash, guard, |op| op.glance())
+    }
+
+    /// What `take` takes of the newest op under a name, durable or not.
+    #[inline(always)]
+    fn look_at_newest<T>(
+        &self,
+        keyspace: &KeyspaceState,
+        class: Class,
+        name: &[u8],
+        hash: u64,
+        guard: &Guard,
+        take: impl Fn(&OpView<'_>) -> T,
+    ) -> Result<Option<T>> {
         // Not handed up through the closures: each would copy it.
         let mut seen = None;
         self.find_newest(hash, guard, |segment, offset| {
             segment.look(offset, |op| {
                 let is_it = is_named(op, keyspace, class, name);
                 if is_it {
-                    seen = Some(op.glance());
+                    seen = Some(take(op));
                 }
                 Ok(is_it.then_some(()))
             })
@@ -207,6 +221,30 @@ impl Engine {
             version: Some(Version::seen(&seen)),
             ..FenceView::default()
         })
+    }
+
+    /// What a grant has to know of its fence, appended, and the hash of that: all that [`Engine::fence`] answers where
+    /// operations are numbered, and else where it is. A grant is above every mark, so there is nothing to judge.
+    pub fn fence_to_grant(
+        &self,
+        keyspace: &KeyspaceState,
+        name: &[u8],
+        guard: &Guard,
+    ) -> Result<(u64, FenceView)> {
+        if keyspace.numbers_operations() {
+            let hashes = self.fence_hashes(keyspace, name);
+            return Ok((hashes.own, self.fence(keyspace, name, hashes, When::Appended, guard)?));
+        }
+        let hash = self.hash(keyspace, Class::Fence, name);
+        let take = |op: &OpView<'_>| (op.at, Weight::as_state(&op.head));
+        let mut view = FenceView::default();
+        if keyspace.names_fences()
+            && let Some((at, weight)) =
+                self.look_at_newest(keyspace, Class::Fence, name, hash, guard, take)?
+        {
+            (view.at, view.weight) = (Some(at), weight);
+        }
+        Ok((hash, view))
     }
 
     /// Whether the name of `hash`, which this op had, is still its own.
@@ -361,10 +399,11 @@ pub(crate) fn fenced(
 mod tests {
     use super::*;
     use crate::db::Db;
+    use crate::fence::admit;
     use crate::keyspace::Keyspace;
     use crate::options::{KeyspaceOptions, Options, Tokens};
     use crate::storage::SimDisk;
-    use crate::types::OperationId;
+    use crate::types::{Lsn, OperationId};
 
     #[test]
     fn names_are_the_same_in_every_byte() {
@@ -469,6 +508,43 @@ mod tests {
                 let (seen, again, anew) = looks(&db, &rows, || between(&db, &rows));
                 assert_eq!(seen.map(|seen| seen.token), (writes > 0).then_some(3), "{what}");
                 assert_eq!(format!("{again:?}"), format!("{anew:?}"), "{what} in between, {writes}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_grant_knows_of_its_fence_what_a_judge_would() {
+        type Step = fn(&Db, &Keyspace, Token);
+        let put: Step = |_, jobs, token| _ = jobs.put(token, b"job", b"done").unwrap();
+        let number: Step = |_, jobs, token| {
+            jobs.put_operation(token, OperationId::new(token.get()), b"job", b"done").unwrap();
+        };
+        let kick: Step = |_, jobs, _| _ = jobs.break_lease(b"job", "stuck").unwrap();
+        let carry: Step = |db, jobs, token| {
+            (0..40).for_each(|n| _ = jobs.put(token, b"job", &[n; 900]).unwrap());
+            db.compact().unwrap();
+        };
+        let floor: Step = |_, jobs, token| _ = jobs.raise_all(token).unwrap();
+        for scope in [Scope::Key, Scope::Prefix(b'/')] {
+            for steps in [&[put, put][..], &[kick], &[carry, carry], &[number, put], &[number, floor, carry]]
+            {
+                let (db, _) = store();
+                let jobs = db.keyspace("jobs", KeyspaceOptions::new().scope(scope)).unwrap();
+                let engine = &db.shared.engine;
+                for step in [&[put], steps].concat() {
+                    let name = jobs.fence_name(b"job").unwrap();
+                    let guard = crossbeam_epoch::pin();
+                    let hashes = engine.fence_hashes(&jobs.state, name);
+                    let view = engine.fence(&jobs.state, name, hashes, When::Appended, &guard).unwrap();
+                    let (hash, short) = engine.fence_to_grant(&jobs.state, name, &guard).unwrap();
+                    assert_eq!((hash, short.at, short.weight), (hashes.own, view.at, view.weight));
+                    let after =
+                        |view: &FenceView| admit(&view.state, token(1 << 40), None, Lsn::new(1)).predecessor;
+                    assert_eq!(after(&short), after(&view));
+                    let lease = jobs.lease(b"job").acquire().unwrap();
+                    assert_eq!(lease.predecessor().map(|(token, op)| (token.get(), op)), after(&view));
+                    step(&db, &jobs, lease.token());
+                }
             }
         }
     }
