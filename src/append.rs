@@ -316,7 +316,7 @@ impl Engine {
         op: &Op<'_>,
         hash: u64,
         old: &FenceView,
-    ) -> Lsn {
+    ) -> (Lsn, Location) {
         let (lsn, at, weight) = self.append_op(tail, op);
         keyspace.note_fence();
         point(tail, hash, old.at, at);
@@ -325,7 +325,7 @@ impl Engine {
             tail.usage.remove(at, old.weight);
         }
         keyspace.admitted(op.token);
-        lsn
+        (lsn, at)
     }
 
     /// Raises the floor of a keyspace. The leases below it are the caller's to end (L5).

@@ -10,13 +10,15 @@ use crate::append::{frame_bytes, room};
 use crate::engine::{Engine, KeyspaceState, Released, Tail};
 use crate::error::{Error, Result};
 use crate::events;
+use crate::fence::FenceState;
 use crate::lease::{Ending, FenceId, Grant, RenewError};
 use crate::log::pool::Need;
 use crate::op::{GrantValue, Kind, Links, Op};
 use crate::slots::{MAX_SLOTS, slot_name};
 use crate::sync::{Arc, Ordering};
-use crate::types::{Excerpt, Lsn, OwnerId, Token};
+use crate::types::{Excerpt, Location, Lsn, OperationId, OwnerId, Token};
 use crate::waiters::{Ask, Granted};
+use std::ops::Deref;
 
 /// One try at a fence.
 pub(crate) enum Attempt {
@@ -30,7 +32,7 @@ pub(crate) enum Attempt {
 
 /// What keeps somebody from a fence.
 pub(crate) struct Busy {
-    pub grants: Vec<Arc<Grant>>,
+    pub grants: Grants,
     /// An answer that rests on these grants may be given when this is durable.
     pub rests_on: Lsn,
     pub group: u32,
@@ -43,10 +45,27 @@ pub(crate) enum Turn {
     Newcomer,
 }
 
-/// A place for a grant, or the grants in the way.
+/// A place for a grant, with the one that was there before; or the grants in the way.
 enum Place {
-    Free(Arc<[u8]>),
-    Taken(Vec<Arc<Grant>>),
+    Free(Arc<[u8]>, Option<Arc<Grant>>),
+    Taken(Grants),
+}
+
+/// Grants in the way: one of a fence, those of slots.
+pub(crate) enum Grants {
+    One(Arc<Grant>),
+    Slots(Vec<Arc<Grant>>),
+}
+
+impl Deref for Grants {
+    type Target = [Arc<Grant>];
+
+    fn deref(&self) -> &[Arc<Grant>] {
+        match self {
+            Grants::One(grant) => std::slice::from_ref(grant),
+            Grants::Slots(grants) => grants,
+        }
+    }
 }
 
 impl Busy {
@@ -73,7 +92,7 @@ impl Engine {
     /// What keeps `ask` from its fence right now, if anything does: for one who would wait for that.
     pub fn find_busy(&self, keyspace: &KeyspaceState, ask: &Ask<'_>, now: u64) -> Option<Busy> {
         match self.find_place(keyspace, ask, now) {
-            Place::Free(_) => None,
+            Place::Free(..) => None,
             Place::Taken(grants) => Some(Busy { grants, rests_on: Lsn::ZERO, group: 0 }),
         }
     }
@@ -94,7 +113,10 @@ impl Engine {
             return Ok(Attempt::Queued(owner));
         }
         match self.find_place(keyspace, ask, now) {
-            Place::Free(fence) => Ok(Attempt::Appended(self.append_grant(tail, keyspace, fence, ask, now)?)),
+            Place::Free(fence, before) => {
+                let last = before.and_then(|before| before.at());
+                Ok(Attempt::Appended(self.append_grant(tail, keyspace, fence, last, ask, now)?))
+            }
             Place::Taken(grants) => {
                 let pending = grants.iter().filter(|grant| grant.is_pending()).map(|grant| grant.lsn());
                 let rests_on = pending.max().unwrap_or(Lsn::ZERO);
@@ -106,8 +128,8 @@ impl Engine {
     fn find_place(&self, keyspace: &KeyspaceState, ask: &Ask<'_>, now: u64) -> Place {
         let Some(slots) = ask.slots else {
             return match self.leases.current(keyspace.id, ask.name) {
-                Some(grant) if !self.is_free(&grant, ask, now) => Place::Taken(vec![grant]),
-                _ => Place::Free(ask.name.clone()),
+                Some(grant) if !self.is_free(&grant, ask, now) => Place::Taken(Grants::One(grant)),
+                before => Place::Free(ask.name.clone(), before),
             };
         };
         let (mut taken, mut indexes) = (Vec::new(), Vec::new());
@@ -122,13 +144,13 @@ impl Engine {
         }
         // Upholds L1 for slots: all of the key count, also those above `n` of an earlier, larger one.
         if taken.len() >= slots.n as usize {
-            return Place::Taken(taken);
+            return Place::Taken(Grants::Slots(taken));
         }
         indexes.sort_unstable();
         let lowest = (0..slots.n).find(|index| indexes.binary_search(index).is_err());
         match resumed.filter(|index| *index < slots.n).or(lowest) {
-            Some(index) => Place::Free(slot_name(ask.name, index, slots.delimiter).into()),
-            None => Place::Taken(taken),
+            Some(index) => Place::Free(slot_name(ask.name, index, slots.delimiter).into(), None),
+            None => Place::Taken(Grants::Slots(taken)),
         }
     }
 
@@ -159,15 +181,16 @@ impl Engine {
         tail: &mut Tail,
         keyspace: &Arc<KeyspaceState>,
         fence: Arc<[u8]>,
+        last: Option<Location>,
         ask: &Ask<'_>,
         asked: u64,
     ) -> Result<Granted> {
-        let token = Token::new(tail.counter + 1).map_err(|_| Error::TokensExhausted)?;
         let value = GrantValue { owner: ask.terms.owner, ttl: ask.terms.ttl, incarnation: self.incarnation };
-        let (lsn, predecessor) =
-            self.append_on_fence(tail, keyspace, &fence, Kind::Grant, token, &value.encode())?;
+        let Raised { token, lsn, at, predecessor } =
+            self.append_raise(tail, keyspace, &fence, last, Kind::Grant, &value.encode())?;
         let fence = FenceId { keyspace: keyspace.id, name: fence };
-        let grant = Arc::new(Grant::pending(fence, token, ask.terms, lsn, asked, &self.bell));
+        let grant = Grant::pending(fence, token, ask.terms, lsn, asked, &self.bell).appended_at(at);
+        let grant = Arc::new(grant);
         let before = self.leases.insert(keyspace.id, &grant.fence().name, grant.clone());
         let is_new = before.is_none();
         if before.is_some_and(|before| before.ending() == Some(Ending::Expired) && !before.is_recorded()) {
@@ -177,24 +200,26 @@ impl Engine {
         Ok(Granted { grant, is_new, predecessor, lsn, group: tail.group, asked })
     }
 
-    /// Appends an op that sets the mark of a fence to a token that is granted by it. Upholds F4.
-    fn append_on_fence(
+    /// Appends an op that sets the mark of a fence to the next token, which is granted by it. Upholds F4. `last`: where
+    /// the grant before it was appended.
+    fn append_raise(
         &self,
         tail: &mut Tail,
         keyspace: &KeyspaceState,
         fence: &[u8],
+        last: Option<Location>,
         kind: Kind,
-        token: Token,
         value: &[u8],
-    ) -> Result<(Lsn, Option<(u64, crate::types::OperationId)>)> {
+    ) -> Result<Raised> {
+        let token = Token::new(tail.counter + 1).map_err(|_| Error::TokensExhausted)?;
         let guard = crossbeam_epoch::pin();
-        let (hash, view) = self.fence_to_grant(keyspace, fence, &guard)?;
-        let state = crate::fence::admit(&view.state, token, None, tail.next);
-        let links = Links { fence: Some(view.at), predecessor: state.predecessor, ..Links::default() };
+        let (hash, view) = self.fence_to_grant(keyspace, fence, last, &guard)?;
+        let FenceState { predecessor, .. } = crate::fence::admit(&view.state, token, None, tail.next);
+        let links = Links { fence: Some(view.at), predecessor, ..Links::default() };
         let op = Op { kind, keyspace: keyspace.id, token: token.get(), key: fence, value, links };
-        let lsn = self.append_fence_op(tail, keyspace, &op, hash, &view);
+        let (lsn, at) = self.append_fence_op(tail, keyspace, &op, hash, &view);
         tail.counter = token.get();
-        Ok((lsn, state.predecessor))
+        Ok(Raised { token, lsn, at, predecessor })
     }
 
     /// Waits until a grant is durable, and enables it; `false`: it was overtaken on the way by a raise, and
@@ -373,8 +398,8 @@ impl Engine {
             if !is_kept {
                 return Ok((None, Lsn::ZERO, tail.group));
             }
-            let token = Token::new(tail.counter + 1).map_err(|_| Error::TokensExhausted)?;
-            let (lsn, _) = self.append_on_fence(tail, keyspace, fence, Kind::Mark, token, reason)?;
+            let Raised { token, lsn, .. } =
+                self.append_raise(tail, keyspace, fence, grant.at(), Kind::Mark, reason)?;
             if !grant.end_broken(now) {
                 // Nothing was held any more: what kept the fence goes.
                 self.drop_grant(&grant);
@@ -389,6 +414,14 @@ impl Engine {
         }
         Ok(broken)
     }
+}
+
+/// The mark of a fence, raised to a new token.
+struct Raised {
+    token: Token,
+    lsn: Lsn,
+    at: Location,
+    predecessor: Option<(u64, OperationId)>,
 }
 
 /// Whether the grant is from before the last open, and the one who asks is its holder.

@@ -178,7 +178,7 @@ impl Engine {
     fn wait_for(&self, first: &Arc<Waiter>, busy: &Busy) -> bool {
         let now = self.options.clock.now();
         let mut visit_at = u64::MAX;
-        for grant in &busy.grants {
+        for grant in &*busy.grants {
             let at = if grant.watch() { grant.look_at(now) } else { grant.free_at() };
             if grant.is_free(now) {
                 return false;

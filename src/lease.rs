@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::group_commit::Doorbell;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
-use crate::types::{KeyspaceId, Lsn, OwnerId, Token, Ttl};
+use crate::types::{KeyspaceId, Location, Lsn, OwnerId, Token, Ttl};
 
 /// Somebody wants to hear when the state changes.
 const WATCHED: u64 = 1;
@@ -211,6 +211,8 @@ pub(crate) struct Grant {
     terms: Terms,
     /// Where its record lies in the order: it may be enabled when that is durable.
     lsn: Lsn,
+    /// Where that was appended; compaction may have carried it elsewhere since.
+    at: Option<Location>,
     /// From an earlier life of the store: never live, perhaps kept for its holder.
     is_recorded: bool,
     /// See above. Changed by AcqRel exchanges and loaded with Acquire, which pair with each other: who
@@ -238,12 +240,18 @@ impl Grant {
             token,
             terms,
             lsn,
+            at: None,
             is_recorded: false,
             word: AtomicU64::new(PENDING),
             held_until: AtomicU64::new(after(asked, terms.ttl)),
             since: AtomicU64::new(asked),
             bell: bell.clone(),
         }
+    }
+
+    /// The same grant, whose record was appended there.
+    pub(crate) fn appended_at(self, at: Location) -> Self {
+        Grant { at: Some(at), ..self }
     }
 
     /// A grant of an earlier life of the store: it is over, and its fence is kept until `free_at`.
@@ -281,6 +289,10 @@ impl Grant {
 
     pub(crate) fn lsn(&self) -> Lsn {
         self.lsn
+    }
+
+    pub(crate) fn at(&self) -> Option<Location> {
+        self.at
     }
 
     pub(crate) fn is_recorded(&self) -> bool {

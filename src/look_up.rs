@@ -225,10 +225,13 @@ impl Engine {
 
     /// What a grant has to know of its fence, appended, and the hash of that: all that [`Engine::fence`] answers where
     /// operations are numbered, and else where it is. A grant is above every mark, so there is nothing to judge.
+    /// `last`: where the grant before it was appended, which need not be read if it still stands under the name. For
+    /// the one who may change that: under the tail lock.
     pub fn fence_to_grant(
         &self,
         keyspace: &KeyspaceState,
         name: &[u8],
+        last: Option<Location>,
         guard: &Guard,
     ) -> Result<(u64, FenceView)> {
         if keyspace.numbers_operations() {
@@ -236,6 +239,10 @@ impl Engine {
             return Ok((hashes.own, self.fence(keyspace, name, hashes, When::Appended, guard)?));
         }
         let hash = self.hash(keyspace, Class::Fence, name);
+        if let Some(at) = last.filter(|&at| self.stands(hash, at, guard)) {
+            let weight = Weight::new(Kind::Grant, false, 0);
+            return Ok((hash, FenceView { at: Some(at), weight, ..FenceView::default() }));
+        }
         let take = |op: &OpView<'_>| (op.at, Weight::as_state(&op.head));
         let mut view = FenceView::default();
         if keyspace.names_fences()
@@ -536,7 +543,8 @@ mod tests {
                     let guard = crossbeam_epoch::pin();
                     let hashes = engine.fence_hashes(&jobs.state, name);
                     let view = engine.fence(&jobs.state, name, hashes, When::Appended, &guard).unwrap();
-                    let (hash, short) = engine.fence_to_grant(&jobs.state, name, &guard).unwrap();
+                    let last = engine.leases.current(jobs.state.id, name).and_then(|grant| grant.at());
+                    let (hash, short) = engine.fence_to_grant(&jobs.state, name, last, &guard).unwrap();
                     assert_eq!((hash, short.at, short.weight), (hashes.own, view.at, view.weight));
                     let after =
                         |view: &FenceView| admit(&view.state, token(1 << 40), None, Lsn::new(1)).predecessor;
