@@ -6,8 +6,9 @@
 //! Read next: `hand_over.rs`, which serves the first in the queue.
 
 use rapidhash::quality::RandomState;
+use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::group_commit::{Progress, Sleeper, WakerSlot};
 use crate::lease::{FenceId, Grant, Terms};
 use crate::slots::slot_of;
-use crate::sync::{Arc, AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering};
+use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::types::{KeyspaceId, Lsn, OperationId, OwnerId, Token};
 
 /// What is asked for: a fence, or any of the first slots of a key.
@@ -88,6 +89,8 @@ pub(crate) struct Waiter {
     /// It was taken out of its queue, so there is nothing left to remove. Stored (Release) under the lock of
     /// the queues, after that; loaded (Acquire) by those who would lock them for it.
     is_out: AtomicBool,
+    /// When it is to be looked at. Relaxed: read and changed under the lock of the queues.
+    look_at: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -212,7 +215,7 @@ struct Inner {
     queues: HashMap<QueueId, Queue, RandomState>,
     /// Who is to be looked at when, if nothing is reported before: everybody at its deadline, and the first of a
     /// queue when its fence may be free, if that is earlier.
-    looks: BTreeMap<(u64, u64), Arc<Waiter>>,
+    looks: Looks,
     /// Queues to look at as soon as may be.
     visits_now: Vec<QueueId>,
     last_id: u64,
@@ -236,11 +239,84 @@ impl Queue {
     }
 
     /// The first is looked at as the queue says, and no longer when it was to be.
-    fn move_look(&self, from: u64, looks: &mut BTreeMap<(u64, u64), Arc<Waiter>>) {
-        if self.look_at() != from {
-            looks.remove(&(from, self.first.id));
-            looks.insert((self.look_at(), self.first.id), self.first.clone());
+    fn move_look(&self, looks: &mut Looks) {
+        if self.look_at() != self.first.look_at.load(Ordering::Relaxed) {
+            looks.add(self.look_at(), &self.first);
         }
+    }
+}
+
+/// Who is to be looked at when: each waiter once. One that left, or is to be looked at another time, is passed over when
+/// its turn comes, and no more of those are kept than there are waiters, and a few: nearly all leave long before.
+#[derive(Debug, Default)]
+struct Looks(BinaryHeap<Look>);
+
+/// When, the earliest first, then in the order of coming.
+#[derive(Debug)]
+struct Look(Reverse<(u64, u64)>, Arc<Waiter>);
+
+impl Look {
+    fn at(&self) -> u64 {
+        self.0.0.0
+    }
+
+    fn is_due_at_all(&self) -> bool {
+        !self.1.is_out.load(Ordering::Relaxed) && self.1.look_at.load(Ordering::Relaxed) == self.at()
+    }
+}
+
+impl PartialEq for Look {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl Eq for Look {}
+
+impl PartialOrd for Look {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Look {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.cmp(&other.0)
+    }
+}
+
+impl Looks {
+    /// How many that are passed over are kept, above the number of waiters.
+    const FEW: usize = 32;
+
+    /// It is looked at then, and at no other time.
+    fn add(&mut self, at: u64, waiter: &Arc<Waiter>) {
+        waiter.look_at.store(at, Ordering::Relaxed);
+        self.0.push(Look(Reverse((at, waiter.id)), waiter.clone()));
+    }
+
+    /// So many wait.
+    fn tidy(&mut self, waiting: usize) {
+        if waiting == 0 {
+            self.0.clear();
+        } else if self.0.len() > 2 * waiting + Looks::FEW {
+            self.0.retain(Look::is_due_at_all);
+        }
+    }
+
+    /// The first look that is to come.
+    fn first(&mut self) -> Option<u64> {
+        while self.0.peek().is_some_and(|look| !look.is_due_at_all()) {
+            self.0.pop();
+        }
+        self.0.peek().map(Look::at)
+    }
+
+    fn pop_due(&mut self, now: u64) -> Option<Arc<Waiter>> {
+        if self.first()? > now {
+            return None;
+        }
+        self.0.pop().map(|look| look.1)
     }
 }
 
@@ -280,6 +356,7 @@ impl Waiters {
             state: Mutex::new(Turn::Queued(None)),
             sleeper: Sleeper::new(),
             is_out: AtomicBool::new(false),
+            look_at: AtomicU64::new(deadline),
         });
         let (is_first, look_at) = match inner.queues.entry(queue) {
             Entry::Vacant(place) => {
@@ -291,8 +368,9 @@ impl Waiters {
                 (false, deadline)
             }
         };
-        inner.looks.insert((look_at, waiter.id), waiter.clone());
-        self.len.fetch_add(1, Ordering::Release);
+        inner.looks.add(look_at, &waiter);
+        let waiting = self.len.fetch_add(1, Ordering::Release) + 1;
+        inner.looks.tidy(waiting);
         Ok((waiter, is_first))
     }
 
@@ -324,21 +402,17 @@ impl Waiters {
             if queue.behind.remove(&waiter.id).is_none() {
                 return next;
             }
-            looks.remove(&(waiter.deadline, waiter.id));
             next
+        } else if let Some((_, next)) = queue.behind.pop_first() {
+            queue.first = next.clone();
+            queue.move_look(looks);
+            Some(next)
         } else {
-            looks.remove(&(queue.look_at(), waiter.id));
-            if let Some((_, next)) = queue.behind.pop_first() {
-                queue.first = next.clone();
-                queue.move_look(next.deadline, looks);
-                Some(next)
-            } else {
-                place.remove();
-                None
-            }
+            place.remove();
+            None
         };
         waiter.is_out.store(true, Ordering::Release);
-        self.len.fetch_sub(1, Ordering::Release);
+        looks.tidy(self.len.fetch_sub(1, Ordering::Release) - 1);
         next
     }
 
@@ -382,9 +456,9 @@ impl Waiters {
             return false;
         };
         if at < queue.visit_at {
-            let from = queue.look_at();
             queue.visit_at = at;
-            queue.move_look(from, looks);
+            queue.move_look(looks);
+            looks.tidy(self.len());
         }
         true
     }
@@ -406,28 +480,31 @@ impl Waiters {
     pub(crate) fn due(&self, now: u64, most: usize) -> Vec<Arc<Waiter>> {
         let mut inner = self.inner.lock();
         let Inner { queues, looks, .. } = &mut *inner;
-        let due: Vec<_> =
-            looks.range(..=(now, u64::MAX)).take(most).map(|(_, waiter)| waiter.clone()).collect();
-        for waiter in due.iter().filter(|waiter| waiter.deadline > now) {
-            if let Some(queue) = queues.get_mut(&waiter.queue) {
-                let from = queue.look_at();
+        let due: Vec<_> = std::iter::from_fn(|| looks.pop_due(now)).take(most).collect();
+        for waiter in &due {
+            if waiter.deadline > now
+                && let Some(queue) = queues.get_mut(&waiter.queue)
+            {
                 queue.visit_at = u64::MAX;
-                queue.move_look(from, looks);
             }
+            // Until it leaves.
+            looks.add(waiter.deadline, waiter);
         }
         due
     }
 
     /// When something is due here if nothing else happens.
     pub(crate) fn next(&self) -> Option<u64> {
-        self.inner.lock().looks.first_key_value().map(|((at, _), _)| *at)
+        self.inner.lock().looks.first()
     }
 
     /// Everybody who waits; with `shut`, nobody joins any more.
     pub(crate) fn all(&self, shut: bool) -> Vec<Arc<Waiter>> {
         let mut inner = self.inner.lock();
         inner.is_shut |= shut;
-        inner.looks.values().cloned().collect()
+        let mut looks: Vec<_> = inner.looks.0.iter().filter(|look| look.is_due_at_all()).collect();
+        looks.sort_by_key(|look| look.0);
+        looks.into_iter().map(|look| look.1.clone()).collect()
     }
 }
 
@@ -452,7 +529,7 @@ mod tests {
 
     fn is_empty(waiters: &Waiters) -> bool {
         let inner = waiters.inner.lock();
-        waiters.len() == 0 && inner.queues.is_empty() && inner.looks.is_empty()
+        waiters.len() == 0 && inner.queues.is_empty() && inner.looks.0.is_empty()
     }
 
     #[test]
@@ -521,6 +598,27 @@ mod tests {
         assert_eq!((waiters.next(), due(800)), (Some(800), vec![800]));
         waiters.remove(&b);
         assert!(is_empty(&waiters));
+    }
+
+    #[test]
+    fn few_looks_are_kept_that_nobody_needs_any_more() {
+        let waiters = Waiters::new();
+        let kept = || waiters.inner.lock().looks.0.len();
+        let stays = join(&waiters, 1 << 40).unwrap();
+        let mut left = Vec::new();
+        for n in 0..1000 {
+            let waiter = join(&waiters, n).unwrap();
+            waiters.remove(&waiter);
+            left.push(Arc::downgrade(&waiter));
+            assert!(waiters.visit_at(&stays, 1_000_000 - n));
+            assert!(kept() <= 2 + Looks::FEW, "{}", kept());
+        }
+        assert!(left.iter().filter(|waiter| waiter.upgrade().is_some()).count() <= 2 + Looks::FEW);
+        // The one that waits is looked at all the same, at once as the last of those looks said.
+        assert_eq!((waiters.next(), waiters.due(999_000, 10).len()), (Some(999_001), 0));
+        assert!(Arc::ptr_eq(&waiters.due(999_001, 10)[0], &stays));
+        assert_eq!((waiters.next(), waiters.all(false).len()), (Some(1 << 40), 1));
+        assert!(waiters.leave(&stays).is_none() && is_empty(&waiters));
     }
 
     #[test]
