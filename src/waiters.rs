@@ -411,8 +411,9 @@ impl Waiters {
             place.remove();
             None
         };
+        let waiting = self.len.fetch_sub(1, Ordering::Release) - 1;
         waiter.is_out.store(true, Ordering::Release);
-        looks.tidy(self.len.fetch_sub(1, Ordering::Release) - 1);
+        looks.tidy(waiting);
         next
     }
 
