@@ -114,7 +114,7 @@ impl Engine {
         }
         match self.find_place(keyspace, ask, now) {
             Place::Free(fence, before) => {
-                let last = before.and_then(|before| before.at());
+                let last = before.and_then(|before| before.at);
                 Ok(Attempt::Appended(self.append_grant(tail, keyspace, fence, last, ask, now)?))
             }
             Place::Taken(grants) => {
@@ -189,7 +189,8 @@ impl Engine {
         let Raised { token, lsn, at, predecessor } =
             self.append_raise(tail, keyspace, &fence, last, Kind::Grant, &value.encode())?;
         let fence = FenceId { keyspace: keyspace.id, name: fence };
-        let grant = Grant::pending(fence, token, ask.terms, lsn, asked, &self.bell).appended_at(at);
+        let mut grant = Grant::pending(fence, token, ask.terms, lsn, asked, &self.bell);
+        grant.at = Some(at);
         let grant = Arc::new(grant);
         let before = self.leases.insert(keyspace.id, &grant.fence().name, grant.clone());
         let is_new = before.is_none();
@@ -399,7 +400,7 @@ impl Engine {
                 return Ok((None, Lsn::ZERO, tail.group));
             }
             let Raised { token, lsn, .. } =
-                self.append_raise(tail, keyspace, fence, grant.at(), Kind::Mark, reason)?;
+                self.append_raise(tail, keyspace, fence, grant.at, Kind::Mark, reason)?;
             if !grant.end_broken(now) {
                 // Nothing was held any more: what kept the fence goes.
                 self.drop_grant(&grant);

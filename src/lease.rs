@@ -212,7 +212,7 @@ pub(crate) struct Grant {
     /// Where its record lies in the order: it may be enabled when that is durable.
     lsn: Lsn,
     /// Where that was appended; compaction may have carried it elsewhere since.
-    at: Option<Location>,
+    pub(crate) at: Option<Location>,
     /// From an earlier life of the store: never live, perhaps kept for its holder.
     is_recorded: bool,
     /// See above. Changed by AcqRel exchanges and loaded with Acquire, which pair with each other: who
@@ -247,11 +247,6 @@ impl Grant {
             since: AtomicU64::new(asked),
             bell: bell.clone(),
         }
-    }
-
-    /// The same grant, whose record was appended there.
-    pub(crate) fn appended_at(self, at: Location) -> Self {
-        Grant { at: Some(at), ..self }
     }
 
     /// A grant of an earlier life of the store: it is over, and its fence is kept until `free_at`.
@@ -289,10 +284,6 @@ impl Grant {
 
     pub(crate) fn lsn(&self) -> Lsn {
         self.lsn
-    }
-
-    pub(crate) fn at(&self) -> Option<Location> {
-        self.at
     }
 
     pub(crate) fn is_recorded(&self) -> bool {

@@ -543,7 +543,7 @@ mod tests {
                     let guard = crossbeam_epoch::pin();
                     let hashes = engine.fence_hashes(&jobs.state, name);
                     let view = engine.fence(&jobs.state, name, hashes, When::Appended, &guard).unwrap();
-                    let last = engine.leases.current(jobs.state.id, name).and_then(|grant| grant.at());
+                    let last = engine.leases.current(jobs.state.id, name).and_then(|grant| grant.at);
                     let (hash, short) = engine.fence_to_grant(&jobs.state, name, last, &guard).unwrap();
                     assert_eq!((hash, short.at, short.weight), (hashes.own, view.at, view.weight));
                     let after =
