@@ -395,8 +395,7 @@ impl Engine {
             };
             let now = self.options.clock.now();
             grant.end_if_expired(now);
-            let is_kept = grant.is_recorded() || !grant.is_free(now);
-            if !is_kept {
+            if grant.is_free(now) && !grant.is_listed_for_ever() {
                 return Ok((None, Lsn::ZERO, tail.group));
             }
             let Raised { token, lsn, .. } =

@@ -9,7 +9,7 @@ use crate::block::block_on;
 use crate::engine::{Engine, KeyspaceState};
 use crate::error::{Error, Result};
 use crate::keyspace::Keyspace;
-use crate::lease::{Ending, Grant};
+use crate::lease::{Ending, FOREVER, Grant};
 use crate::sync::{Arc, Ordering};
 use crate::types::{Excerpt, OperationId, OwnerId, Token, Ttl};
 use crate::waiters::Granted;
@@ -22,7 +22,8 @@ use std::time::Duration;
 
 impl Keyspace {
     /// Renews the lease of a holder in another process, named by (key, token, owner): until now and its
-    /// ttl. The holder counts from before it asked.
+    /// ttl. Answers the time that is left ([`Duration::MAX`] for [`Ttl::INFINITE`]), which the holder counts from
+    /// before it asked.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -38,12 +39,13 @@ impl Keyspace {
     ///
     /// # Errors
     /// [`Error::NotHeld`]: it was released, broken or taken over, or was never granted.
-    /// [`Error::Expired`]: it ran out. Either way: stop, or acquire again. [`Error::Closed`].
+    /// [`Error::Expired`]: it ran out. Either way: stop, or acquire again. [`Error::InvalidArgument`],
+    /// [`Error::TooLarge`]: the key. [`Error::Poisoned`], [`Error::Closed`]: nothing is renewed any more.
     pub fn renew(&self, key: &[u8], token: Token, owner: OwnerId) -> Result<Duration> {
         let fence = self.fence_name(key)?;
         let engine = &self.shared.engine;
         match engine.renew(&self.state, fence, token, owner)? {
-            u64::MAX => Ok(Duration::MAX),
+            FOREVER => Ok(Duration::MAX),
             deadline => Ok(Duration::from_nanos(deadline.saturating_sub(engine.options.clock.now()))),
         }
     }
@@ -53,7 +55,7 @@ impl Keyspace {
     ///
     /// # Errors
     /// [`Error::NotHeld`]: it was not held any more. Whoever holds the fence now is not touched.
-    /// [`Error::Closed`].
+    /// [`Error::InvalidArgument`], [`Error::TooLarge`]: the key. [`Error::Closed`].
     pub fn release(&self, key: &[u8], token: Token, owner: OwnerId) -> Result<()> {
         let fence = self.fence_name(key)?;
         self.shared.engine.release(&self.state, fence, token, owner)
@@ -131,7 +133,8 @@ impl Lease {
     /// Extends the lease to one ttl from now. No lock, no I/O.
     ///
     /// # Errors
-    /// [`Error::Expired`], [`Error::NotHeld`]: it is over, for ever; acquire again.
+    /// [`Error::Expired`], [`Error::NotHeld`]: it is over, for ever; acquire again. [`Error::Poisoned`],
+    /// [`Error::Closed`]: nothing is renewed any more.
     pub fn renew(&self) -> Result<()> {
         let now = self.engine.options.clock.now();
         self.engine.renew_grant(&self.keyspace, &self.grant, now, u64::MAX).map(drop)

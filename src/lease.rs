@@ -23,7 +23,7 @@ const ENDING_SHIFT: u32 = 2;
 const STEP: u64 = 16;
 const FLAGS: u64 = STEP - 1;
 const PENDING: u64 = 0;
-const FOREVER: u64 = !FLAGS;
+pub(crate) const FOREVER: u64 = !FLAGS;
 /// A pending grant is looked at again after so long: whoever is to enable it may be gone.
 const LOOK_PENDING: Duration = Duration::from_secs(1);
 
@@ -41,7 +41,7 @@ pub(crate) enum RenewError {
 /// A renewal that succeeded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Renewed {
-    /// The deadline that stands.
+    /// The deadline that stands; [`FOREVER`] for none.
     pub until: u64,
     /// It came in the last fifth of the time to live.
     pub is_late: bool,
@@ -131,8 +131,7 @@ pub(crate) struct Bell {
     /// A leaf in the lock order.
     over: Mutex<Vec<Over>>,
     pub doorbell: Doorbell,
-    /// When the thread looks again if nobody rings. Relaxed: what is due lies under a lock, which orders
-    /// this too.
+    /// When the thread looks again if nobody rings. Relaxed: the lock that what is due lies under orders it.
     planned: AtomicU64,
     /// Grants that were found past their deadline.
     expired: AtomicU64,
@@ -288,6 +287,11 @@ impl Grant {
 
     pub(crate) fn is_recorded(&self) -> bool {
         self.is_recorded
+    }
+
+    /// A grant without an end from before an open: over, but listed until somebody breaks or supersedes it.
+    pub(crate) fn is_listed_for_ever(&self) -> bool {
+        self.is_recorded && self.terms.ttl == Ttl::INFINITE
     }
 
     /// Until when the holder may believe in it.

@@ -13,7 +13,7 @@ use std::ops::Bound;
 use crate::lease::{Ending, Grant};
 use crate::slots::slot_of;
 use crate::sync::{Arc, AtomicUsize, CachePadded, Mutex, Ordering};
-use crate::types::{KeyspaceId, Token, Ttl};
+use crate::types::{KeyspaceId, Token};
 
 /// Parts of the table, each under its own lock.
 const SHARDS: usize = 16;
@@ -133,7 +133,7 @@ impl LeaseTable {
             for (fence, grant) in fences.range::<[u8], _>((start, Bound::Unbounded)) {
                 // Expired ones are ended before they leave: see `Grant`.
                 grant.end_if_expired(now);
-                if grant.is_free(now) && !is_for_ever(grant) {
+                if grant.is_free(now) && !grant.is_listed_for_ever() {
                     over.push((keyspace, fence.clone()));
                 }
                 looked_at += 1;
@@ -226,17 +226,12 @@ impl LeaseTable {
     }
 }
 
-/// A grant without an end from before an open: over, but listed until somebody breaks or supersedes it.
-fn is_for_ever(grant: &Grant) -> bool {
-    grant.is_recorded() && grant.ttl() == Ttl::INFINITE
-}
-
 // Loom and shuttle have their own models of a grant, and their primitives do not run outside of them.
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
     use crate::lease::{Bell, FenceId, RenewError, Terms};
-    use crate::types::{Lsn, OwnerId};
+    use crate::types::{Lsn, OwnerId, Ttl};
     use std::time::Duration;
 
     const MS: u64 = 1_000_000;

@@ -96,10 +96,9 @@ impl Keyspace {
         let mut holders = Vec::new();
         engine.leases.for_each_of(self.state.id, prefix, |fence, grant| {
             let is_live = grant.is_live(now);
-            let is_for_ever = grant.is_recorded() && grant.ttl().duration().is_none();
             // Pending ones are nobody's yet, and may never be. Upholds D4.
             let is_kept = grant.is_ended() && !grant.is_free(now);
-            if is_live || is_kept || is_for_ever {
+            if is_live || is_kept || grant.is_listed_for_ever() {
                 holders.push(Holder {
                     fence: fence.to_vec(),
                     owner: grant.owner(),

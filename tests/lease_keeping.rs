@@ -125,6 +125,24 @@ fn a_lease_without_an_end_from_before_stays_listed_and_can_be_broken() {
 
 // Operators.
 
+/// It burnt a token, and said that it broke what nobody kept any more.
+#[test]
+fn a_lease_from_before_is_broken_only_as_long_as_it_keeps_its_fence() {
+    for (later, is_kept) in [(ms(499), true), (ms(500), false)] {
+        let store = store();
+        let lease = store.jobs.lease(b"f").ttl(ms(1000)).acquire().unwrap();
+        let token = lease.token();
+        std::mem::forget(lease);
+        let (db, jobs) = store.reopen(Options::new().lease_grace(ms(500)));
+        let before = db.highest_token().unwrap();
+        store.clock.advance(later);
+        assert_eq!(jobs.holders(b"").unwrap().iter().filter(|of| of.fence == b"f").count(), is_kept.into());
+        let broken = jobs.break_lease(b"f", "gone").unwrap();
+        assert_eq!(broken.map(|broken| broken.token), is_kept.then_some(token));
+        assert_eq!(db.highest_token().unwrap() == before, !is_kept);
+    }
+}
+
 #[test]
 fn holders_are_listed_with_what_an_operator_asks_for() {
     let store = prefixes();

@@ -9,10 +9,13 @@ mod leasekit;
 
 use leasekit::{Store, block_on, counting_waker, eventually, ms, open_sim, poll_once, sim, store};
 use std::sync::Arc;
+use std::task::Poll;
 use std::thread;
+use std::time::Duration;
 use tidewall::storage::SimDisk;
 use tidewall::{
-    Clock, Ending, Error, Expect, KeyspaceOptions, ManualClock, OperationId, Options, OwnerId, Require, Token,
+    Clock, Ending, Error, Expect, KeyspaceOptions, ManualClock, OperationId, Options, OwnerId, Require,
+    Token, Ttl,
 };
 
 // Waiting.
@@ -356,6 +359,16 @@ fn losing_is_told_within_ten_milliseconds() {
     late.sort_unstable();
     println!("told after: median {:?}, most {:?}", late[10], late[19]);
     assert!(late[10] <= ms(10), "{late:?}");
+}
+
+/// It was 584 years from the start of the clock.
+#[test]
+fn renewing_what_has_no_end_says_so() {
+    let store = store();
+    let (token, owner) = store.jobs.lease(b"f").ttl(Ttl::INFINITE).acquire().unwrap().detach();
+    assert_eq!(store.jobs.renew(b"f", token, owner).unwrap(), Duration::MAX);
+    let (token, owner) = store.jobs.lease(b"g").ttl(Ttl::MAX).acquire().unwrap().detach();
+    assert_eq!(store.jobs.renew(b"g", token, owner).unwrap(), Ttl::MAX);
 }
 
 #[test]
