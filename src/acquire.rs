@@ -12,7 +12,7 @@ use crate::guard::Lease;
 use crate::keyspace::Keyspace;
 use crate::lease::Terms;
 use crate::sync::{Arc, Ordering};
-use crate::types::{Lsn, OwnerId, Token};
+use crate::types::{Lsn, Token};
 use crate::waiters::{Ask, Granted, Slots, Waiter};
 use std::fmt;
 use std::future::Future;
@@ -172,14 +172,14 @@ impl Acquire {
         let ask = plan.ask();
         shared.tend_leases()?;
         let waits = self.wait.filter(|wait| !wait.is_zero() && engine.options.background);
-        let is_mine = |owner: OwnerId| plan.slots.is_none() && owner == plan.terms.owner;
-        let by_me = |busy: &Busy| busy.grants.iter().any(|grant| !grant.is_ended() && is_mine(grant.owner()));
+        let by_me = |busy: &Busy| busy.grants.iter().any(|grant| ask.is_held_by(grant));
         let now = engine.options.clock.now();
         // Who is going to wait needs no place in the order for that: the tail lock is left to those who do.
-        let busy = waits.and_then(|_| engine.find_busy(state, &ask, now)).filter(|busy| !by_me(busy));
-        let attempt = match busy {
-            Some(busy) => Attempt::Busy(busy),
-            None => engine.attempt(state, &ask)?,
+        let attempt = match waits.and_then(|_| engine.find_busy(state, &ask, now)) {
+            Some(busy) if !by_me(&busy) => Attempt::Busy(busy),
+            // Who waited before goes on in the queue: there its deadline is looked at before anything is granted.
+            None if self.until.is_some() => Attempt::Queued(plan.terms.owner),
+            _ => engine.attempt(state, &ask)?,
         };
         let (held, busy) = match attempt {
             Attempt::Appended(granted) => {

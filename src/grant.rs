@@ -106,13 +106,16 @@ impl Engine {
         turn: Turn,
         now: u64,
     ) -> Result<Attempt> {
+        let place = self.find_place(keyspace, ask, now);
         if turn == Turn::Newcomer
             && let Some(owner) = self.waiters.ahead(keyspace.id, ask)
             && !self.is_kept_for(keyspace, ask, now)
+            // Who holds the fence is told so: waiting behind others would be waiting for itself.
+            && !matches!(&place, Place::Taken(grants) if grants.iter().any(|grant| ask.is_held_by(grant)))
         {
             return Ok(Attempt::Queued(owner));
         }
-        match self.find_place(keyspace, ask, now) {
+        match place {
             Place::Free(fence, before) => {
                 let last = before.and_then(|before| before.at);
                 Ok(Attempt::Appended(self.append_grant(tail, keyspace, fence, last, ask, now)?))

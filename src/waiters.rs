@@ -30,6 +30,13 @@ pub(crate) struct Ask<'a> {
     pub resume: Option<Token>,
 }
 
+impl Ask<'_> {
+    /// Whether the one who asks holds the very fence already, by this grant.
+    pub(crate) fn is_held_by(&self, grant: &Grant) -> bool {
+        self.slots.is_none() && !grant.is_ended() && grant.owner() == self.terms.owner
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Slots {
     pub n: u32,

@@ -197,6 +197,41 @@ fn the_owner_that_holds_the_fence_is_told_so_and_does_not_wait_for_itself() {
     }
 }
 
+/// It was queued up behind those who waited, for what it held itself; or was told that the first of them held it.
+#[test]
+fn who_holds_the_fence_is_told_so_also_while_others_wait_for_it() {
+    let store = store();
+    let owner = OwnerId::new(7);
+    let _held = store.jobs.lease(b"f").owner(owner).acquire().unwrap();
+    let mut other = Box::pin(store.jobs.lease(b"f").wait(ms(60_000)).acquire_async());
+    assert!(poll_once(other.as_mut()).is_pending());
+    for wait in [ms(0), ms(1000)] {
+        let mut again = Box::pin(store.jobs.lease(b"f").owner(owner).wait(wait).acquire_async());
+        let again = poll_once(again.as_mut());
+        assert!(
+            matches!(again, Poll::Ready(Err(Error::Held { owner: by, by_asker: true, .. })) if by == owner),
+            "{again:?}"
+        );
+    }
+}
+
+/// A grant that was overtaken on its way had the waiter begin again, whatever the time was.
+#[test]
+fn a_wait_that_begins_again_ends_at_its_first_deadline() {
+    let store = store();
+    let held = store.jobs.lease(b"f").acquire().unwrap();
+    let mut waiting = Box::pin(store.jobs.lease(b"f").wait(ms(100)).acquire_async());
+    assert!(poll_once(waiting.as_mut()).is_pending());
+    held.release().unwrap();
+    let newer = store.jobs.lease(b"newer").acquire().unwrap();
+    assert_eq!(newer.token().get(), 3, "the waiter was granted the second one");
+    store.jobs.raise(newer.token(), b"f").unwrap();
+    store.clock.advance(ms(100));
+    let waited = block_on(waiting);
+    assert!(matches!(waited, Err(Error::Timeout { after }) if after == ms(100)), "{waited:?}");
+    assert_eq!(store.jobs.lease(b"f").acquire().unwrap().token().get(), 4, "no token is burnt");
+}
+
 #[test]
 fn closing_the_store_wakes_everybody_who_waits() {
     let store = store();
