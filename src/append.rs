@@ -14,6 +14,7 @@ use crate::format::header::SEAL_BYTES;
 use crate::format::op::{self, MAX_OVERHEAD, NUMBERED_OVERHEAD, Site, varint_len};
 use crate::format::salt::Salt;
 use crate::format::{FRAME_ALIGN, HEADER_BYTES};
+use crate::lease::FenceId;
 use crate::log::guard::Pins;
 use crate::log::image::{Appender, Image};
 use crate::log::pool::{Need, Spare};
@@ -302,8 +303,12 @@ impl Engine {
         for (fence, view) in write.fences.iter().zip(&work.views) {
             // A keyspace whose tokens come from elsewhere grants none.
             let has_leases = fence.keyspace.options.tokens == Tokens::Store;
-            if has_leases && fence.token.get() > view.state.mark {
-                self.leases.end_fence_below(fence.keyspace.id, fence.name, fence.token);
+            if has_leases
+                && fence.token.get() > view.state.mark
+                && self.leases.end_fence_below(fence.keyspace.id, fence.name, fence.token)
+            {
+                // What was over before, and kept its fence for a while, reports nothing.
+                self.visit_queues(&FenceId::new(fence.keyspace.id, fence.name));
             }
         }
     }

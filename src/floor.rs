@@ -70,6 +70,7 @@ impl Keyspace {
                     let lsn = engine.append_floor(tail, &self.state, floor);
                     // Upholds L5: leases below it are over before the call returns.
                     engine.leases.end_below(self.state.id, lowest);
+                    engine.visit_all_queues(self.state.id);
                     Ok(lsn)
                 }
                 Err(Refusal::Fenced) => Err(Refused {

@@ -17,7 +17,7 @@ use crate::grant::{Attempt, Busy, Turn};
 use crate::lease::{FenceId, Grant};
 use crate::log::pool::Need;
 use crate::sync::{Arc, Ordering};
-use crate::types::{Lsn, Token};
+use crate::types::{KeyspaceId, Lsn, Token};
 use crate::waiters::{Ask, Asleep, QueueId, Waiter};
 use crate::watches::Keep;
 use std::time::Duration;
@@ -296,6 +296,14 @@ impl Engine {
         }
         QueueId::of(fence).for_each(|queue| self.waiters.visit_now(queue));
         self.bell.nudge();
+    }
+
+    /// The same of all fences of a keyspace.
+    pub fn visit_all_queues(&self, keyspace: KeyspaceId) {
+        if self.waiters.len() > 0 {
+            self.waiters.visit_all_now(keyspace);
+            self.bell.nudge();
+        }
     }
 }
 

@@ -60,8 +60,8 @@ impl Keyspace {
 }
 
 impl LeaseRequest<'_> {
-    /// How long the lease lasts without renewal, from the grant on: a [`Duration`] from 1 ms on, or
-    /// [`Ttl::INFINITE`]. Default: 10 s.
+    /// How long the lease lasts without renewal, from the grant on: a [`Duration`] from 1 ms to [`Ttl::MAX`] (ten
+    /// years), or [`Ttl::INFINITE`]. Default: 10 s.
     pub fn ttl<T>(mut self, ttl: T) -> Self
     where
         T: TryInto<Ttl>,
@@ -104,7 +104,8 @@ impl LeaseRequest<'_> {
 
     /// How long the fence stays unavailable after this lease has run out or was broken (not after a release):
     /// for a destination that cannot check tokens, where a late request of the old holder may still be on
-    /// its way. It does not survive an open. Default: zero.
+    /// its way. It ends early where the mark of the fence passes the lease's token ([`Keyspace::raise`],
+    /// [`Keyspace::raise_all`]) or the fence is broken once more, and does not survive an open. Default: zero.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;

@@ -479,6 +479,15 @@ impl Waiters {
         }
     }
 
+    /// The same of all queues of a keyspace.
+    pub(crate) fn visit_all_now(&self, keyspace: KeyspaceId) {
+        let Inner { queues, visits_now, .. } = &mut *self.inner.lock();
+        let mut ids: Vec<_> = queues.keys().filter(|id| id.keyspace == keyspace).cloned().collect();
+        // In an order of their own, not of random hashes: a simulation sees the same one each time.
+        ids.sort_unstable();
+        visits_now.append(&mut ids);
+    }
+
     /// Queues to look at as soon as may be.
     pub(crate) fn to_visit(&self) -> Vec<QueueId> {
         std::mem::take(&mut self.inner.lock().visits_now)

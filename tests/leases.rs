@@ -14,8 +14,8 @@ use std::thread;
 use std::time::Duration;
 use tidewall::storage::SimDisk;
 use tidewall::{
-    Clock, Ending, Error, Expect, KeyspaceOptions, ManualClock, OperationId, Options, OwnerId, Require,
-    Token, Ttl,
+    Clock, Ending, Error, Expect, Keyspace, KeyspaceOptions, ManualClock, OperationId, Options, OwnerId,
+    Raised, Require, Token, Ttl,
 };
 
 // Waiting.
@@ -212,6 +212,28 @@ fn who_holds_the_fence_is_told_so_also_while_others_wait_for_it() {
             matches!(again, Poll::Ready(Err(Error::Held { owner: by, by_asker: true, .. })) if by == owner),
             "{again:?}"
         );
+    }
+}
+
+/// The fence was free, and nobody got it before the delay was over: neither who waited nor, behind it, a newcomer.
+#[test]
+fn a_raise_over_what_keeps_a_fence_hands_it_over_at_once() {
+    type Raise = fn(&Keyspace, Token) -> Raised;
+    let raises: [Raise; 3] = [
+        |jobs, token| jobs.raise(token, b"f").unwrap(),
+        |jobs, token| jobs.raise_all(token).unwrap(),
+        |jobs, token| jobs.raise_all_past(token).unwrap(),
+    ];
+    for raise in raises {
+        let store = store();
+        let broken = store.jobs.lease(b"f").lock_delay(ms(15_000)).acquire().unwrap();
+        store.jobs.break_lease(b"f", "stuck").unwrap();
+        drop(broken);
+        let mut waiting = Box::pin(store.jobs.lease(b"f").wait(ms(60_000)).acquire_async());
+        assert!(poll_once(waiting.as_mut()).is_pending());
+        let newer = store.jobs.lease(b"newer").acquire().unwrap().token();
+        assert!(matches!(raise(&store.jobs, newer), Raised::Now(_)));
+        assert!(block_on(waiting).unwrap().token() > newer);
     }
 }
 
