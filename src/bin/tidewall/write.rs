@@ -9,28 +9,22 @@ use serde_json::Value as Json;
 use std::io::{Read, Write};
 use tidewall::{Expect, Keyspace, KeyspaceOptions, Lease, Lsn, OperationId, Raised, Scope, Token, Tokens};
 
-/// The token of a command, and the lease that it came with, held until the command is done.
+/// The token of a command, and the lease that it came with, held until the command is done. Dropped, it is released;
+/// that it ran out meanwhile makes no write undone.
 struct Claim {
     token: Token,
-    lease: Option<Lease>,
+    _lease: Option<Lease>,
 }
 
 impl Claim {
     fn of(under: &Under, space: &Keyspace, key: &[u8]) -> Result<Self, Failure> {
         match under.token {
-            Some(number) => Ok(Claim { token: Token::new(number)?, lease: None }),
+            Some(number) => Ok(Claim { token: Token::new(number)?, _lease: None }),
             None => {
                 let lease = space.lease(key).acquire()?;
-                Ok(Claim { token: lease.token(), lease: Some(lease) })
+                Ok(Claim { token: lease.token(), _lease: Some(lease) })
             }
         }
-    }
-
-    fn end(self) -> Result<(), Failure> {
-        if let Some(lease) = self.lease {
-            lease.release()?;
-        }
-        Ok(())
     }
 }
 
@@ -66,7 +60,7 @@ pub fn put(args: &Put) -> Result<(), Failure> {
         (None, Some(expect)) => space.put_if(token, &key, &value, expect)?,
         (None, None) => space.put(token, &key, &value)?,
     };
-    claim.end()?;
+    drop(claim);
     drop(space);
     db.close()?;
     done(args.shape.json, "written", &[("token", token.get()), ("lsn", lsn.get())])
@@ -117,7 +111,7 @@ pub fn delete(args: &Delete) -> Result<(), Failure> {
             ("keys", space.delete_prefix(token, prefix)?.keys as u64)
         }
     };
-    claim.end()?;
+    drop(claim);
     drop(space);
     db.close()?;
     done(args.shape.json, "deleted", &[("token", token.get()), said])
