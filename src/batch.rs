@@ -161,7 +161,7 @@ impl Batch {
     ///
     /// # Errors
     /// Any refusal, [`Error::InvalidArgument`] for two tokens for one fence or an empty batch,
-    /// [`Error::NoSpace`], [`Error::Indeterminate`], [`Error::Poisoned`].
+    /// [`Error::NoSpace`], [`Error::Indeterminate`], [`Error::Poisoned`], [`Error::ReadOnly`], [`Error::Closed`].
     pub fn commit(&self) -> Result<Lsn> {
         let answer = self.begin()?;
         self.shared.engine.settle(answer)

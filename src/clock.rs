@@ -23,7 +23,8 @@ const FIRST: u64 = 16;
 pub trait Clock: Send + Sync + fmt::Debug + 'static {
     /// Nanoseconds since an arbitrary start, never below 16, and never less than an earlier answer.
     ///
-    /// Instants of two clocks, or of two runs of the process, must not be compared.
+    /// Instants of two clocks, or of two runs of the process, must not be compared. It is asked under locks of the
+    /// store, by every thread: it takes no time, and calls no store.
     fn now(&self) -> u64;
 
     /// Asks to be called after each jump of the clock that the time of the machine does not show; the answer

@@ -98,8 +98,9 @@ impl Options {
     ///
     /// # Errors
     /// [`Error::Locked`]: it is open already. [`Error::Corrupt`], [`Error::UpgradeRequired`]: the files are
-    /// not what was written, or newer than this crate; nothing was changed. [`Error::Io`],
-    /// [`Error::NoSpace`]: the file system. [`Error::InvalidArgument`]: the options.
+    /// not what was written, or newer than this crate; nothing was changed. [`Error::OlderCopy`]: see
+    /// [`Options::must_have_granted`]. [`Error::Io`], [`Error::NoSpace`]: the file system, or no store where there
+    /// must be one. [`Error::InvalidArgument`]: the options, or the directory is a checkpoint.
     pub fn open(self, dir: impl AsRef<Path>) -> Result<Db> {
         self.check()?;
         let storage = match &self.storage {
@@ -258,7 +259,7 @@ impl Db {
     /// system whose tokens are higher.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], [`Error::Indeterminate`], [`Error::Poisoned`], [`Error::ReadOnly`].
+    /// [`Error::NoSpace`], [`Error::Indeterminate`], [`Error::Poisoned`], [`Error::ReadOnly`], [`Error::Closed`].
     pub fn advance_tokens(&self, past: Token) -> Result<()> {
         let engine = &self.shared.engine;
         let answer = engine.with_room(room(frame_bytes(1, 0), 1), Need::Privileged, |tail| {
@@ -305,7 +306,7 @@ impl Db {
     /// # Errors
     /// [`Error::NoSpace`]: there is no room to carry what is needed of any segment to; [`Error::Corrupt`]: a
     /// segment is damaged, and stays as it is. Nothing is lost either way. [`Error::Poisoned`],
-    /// [`Error::ReadOnly`].
+    /// [`Error::ReadOnly`], [`Error::Closed`].
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;

@@ -80,7 +80,7 @@ impl Keyspace {
     /// [`Error::Fenced`]: stop. [`Error::UnknownToken`]: acquire a lease on this fence.
     /// [`Error::TokenJump`], [`Error::NeedsFloor`]: external tokens. [`Error::InvalidArgument`],
     /// [`Error::TooLarge`]: the key or value. [`Error::NoSpace`]: free space, try again.
-    /// [`Error::Indeterminate`], [`Error::Poisoned`]: reopen the store.
+    /// [`Error::Indeterminate`], [`Error::Poisoned`]: reopen the store. [`Error::ReadOnly`], [`Error::Closed`].
     pub fn put(&self, token: Token, key: &[u8], value: &[u8]) -> Result<Lsn> {
         self.write(ChangeKind::Put, token, key, value, None, None)
     }
@@ -195,8 +195,9 @@ impl Keyspace {
     ///
     /// # Errors
     /// [`Error::Fenced`]: a newer token was here. [`Error::UnknownToken`]: never granted.
-    /// [`Error::NeedsFloor`], [`Error::TokenJump`]: external tokens. [`Error::NoSpace`],
-    /// [`Error::Indeterminate`], [`Error::Poisoned`] as for a put.
+    /// [`Error::NeedsFloor`], [`Error::TokenJump`]: external tokens. [`Error::InvalidArgument`],
+    /// [`Error::TooLarge`]: the key. [`Error::NoSpace`], [`Error::Indeterminate`], [`Error::Poisoned`],
+    /// [`Error::ReadOnly`], [`Error::Closed`] as for a put.
     pub fn raise(&self, token: Token, key: &[u8]) -> Result<Raised> {
         let name = self.fence_name(key)?;
         let engine = &self.shared.engine;

@@ -123,7 +123,7 @@ impl Keyspace {
     /// Ends the lease on the fence of `key` (any key of it, or its name), whoever holds it. A fresh token is
     /// burnt on the fence in the same step, so what the broken holder writes is fenced from here on,
     /// durably, also before anybody else acquires. Whoever waits is next; a `lock_delay` of the broken lease
-    /// is honoured.
+    /// is honoured, and ended by breaking it once more.
     ///
     /// `reason` stands in the log, up to 1 KiB of it, and in what is returned. `None`: there was nothing to
     /// break.
@@ -141,10 +141,11 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument): the key.
-    /// [`Error::TokensExhausted`](crate::Error::TokensExhausted),
-    /// [`Error::NoSpace`](crate::Error::NoSpace), [`Error::Poisoned`](crate::Error::Poisoned): nothing was
-    /// broken. [`Error::Indeterminate`](crate::Error::Indeterminate): reopen and look.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument), [`Error::TooLarge`](crate::Error::TooLarge): the
+    /// key. [`Error::TokensExhausted`](crate::Error::TokensExhausted), [`Error::NoSpace`](crate::Error::NoSpace),
+    /// [`Error::Poisoned`](crate::Error::Poisoned), [`Error::ReadOnly`](crate::Error::ReadOnly),
+    /// [`Error::Closed`](crate::Error::Closed): nothing was broken.
+    /// [`Error::Indeterminate`](crate::Error::Indeterminate): reopen and look.
     pub fn break_lease(&self, key: &[u8], reason: &str) -> Result<Option<Broken>> {
         let fence = self.fence_name(key)?;
         let logged = &reason[..reason.floor_char_boundary(REASON_BYTES)];

@@ -181,9 +181,10 @@ impl LeaseRequest<'_> {
     ///
     /// # Errors
     /// [`Error::Held`]: somebody has it, perhaps this very owner (then waiting would not help, and is not
-    /// done), or others wait for it. [`Error::Timeout`]: the wait was over first. [`Error::InvalidArgument`]:
-    /// a bad ttl, key or number of slots, or a keyspace of external tokens. [`Error::TokensExhausted`],
-    /// [`Error::NoSpace`], [`Error::Indeterminate`], [`Error::Poisoned`], [`Error::Closed`].
+    /// done), or others wait for it. [`Error::Timeout`]: the wait was over first. [`Error::InvalidArgument`],
+    /// [`Error::TooLarge`]: a bad ttl, key or number of slots, or a keyspace of external tokens.
+    /// [`Error::TokensExhausted`], [`Error::NoSpace`], [`Error::Indeterminate`], [`Error::Poisoned`],
+    /// [`Error::ReadOnly`], [`Error::Closed`].
     pub fn acquire(self) -> Result<Lease> {
         self.acquire_async().run()
     }

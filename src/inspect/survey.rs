@@ -69,7 +69,9 @@ pub(crate) fn survey(storage: &dyn Storage) -> Result<Survey> {
     };
     let has_segments = names.iter().any(|file| name::parse_segment(file).is_some());
     if !has_segments && !names.iter().any(|file| file == name::STORE) {
-        return Err(Error::io(format!("looking for a store in {dir}"), io::ErrorKind::NotFound.into()));
+        let missing =
+            io::Error::new(io::ErrorKind::NotFound, "there is no store (no file STORE, and no segment)");
+        return Err(Error::io(format!("looking for a store in {dir}"), missing));
     }
     survey.read_store(storage)?;
     match survey.block.clone() {

@@ -7,8 +7,9 @@ use std::path::PathBuf;
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  refused, and nothing was changed: fenced, an unknown token, a condition
-     that does not hold, a lease that is held, a key that is not there
+  1  refused, and nothing was written: fenced, an unknown token, a condition
+     that does not hold, a lease that is held, a key that is not there; but
+     --acquire has taken the fence by then, and --create made the keyspace
   2  the command line, or what it names, cannot be right
   3  damage was found
   4  another process has the store open

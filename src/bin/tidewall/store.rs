@@ -54,7 +54,9 @@ fn warn(what: &str) {
 fn locked(dir: &Path, name: &str) -> String {
     let who = match lock_holder(dir) {
         Some(holder) => format!("{holder}, as the system's list of locks says"),
-        None => "nobody that can be seen from here: on another host or in another container".to_owned(),
+        None => "nobody that can be seen from here: who had it has just let go, or is on another host or in another \
+                 container"
+            .to_owned(),
     };
     format!(
         "{name} is open in another process. Its lock is held by {who}.\nUse `info`, `stats` or `log`, which work \
