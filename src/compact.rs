@@ -202,6 +202,10 @@ impl Engine {
             live > 2 * usual
         });
         all.truncate(enough.map_or(ROUND, |at| (at + 1).min(ROUND)));
+        // In the order of the log, so that a delete finds what it covers gone; but the dearest last, for the last one
+        // may be left half done.
+        let certain = all.len().saturating_sub(1);
+        all[..certain].sort_by_key(|used| used.order);
         all
     }
 
@@ -270,7 +274,7 @@ impl Engine {
         who: Who,
     ) -> Result<bool> {
         // What is carried fills what it is carried to: so the last one may be left half done, and its deletes
-        // wait for the next round.
+        // wait for the next round. Where deletes are carried, which do not count as needed, more than one may be left.
         let limit = match deletes {
             Deletes::Oldest => self.pool.usual_bytes() as u64 / 16 * 28,
             Deletes::LookedUp => u64::MAX,
@@ -317,7 +321,8 @@ impl Engine {
         for (at, &id) in chosen.iter().enumerate() {
             match self.victim(id) {
                 Ok(Some(victim)) => {
-                    let is_oldest = at < certain && self.is_oldest(id, &chosen[..certain]);
+                    // Upholds C3: of the others only those count that are done when this one is.
+                    let is_oldest = at < certain && self.is_oldest(id, &chosen[..at]);
                     victims.push(Victim { is_oldest, ..victim })
                 }
                 Ok(None) => {}
@@ -332,8 +337,8 @@ impl Engine {
         Ok(victims)
     }
 
-    /// Whether all that is older than a segment, and is not chosen with it, is needed: then no delete in it
-    /// covers anything there.
+    /// Whether all that is older than a segment, and does not go before it or with it, is needed: then no delete in
+    /// it covers anything there.
     fn is_oldest(&self, id: SegmentId, chosen: &[SegmentId]) -> bool {
         let mut tail = self.tail.lock();
         let Some(order) = tail.usage.of(id).map(|used| used.order) else { return false };

@@ -244,3 +244,39 @@ fn damage_is_not_carried_on() {
     sim.power_cut();
     assert!(sim.disk.read_file(&name).is_some());
 }
+
+/// A round that leaves more than its last segment for the next one let go of deletes for what these still hold:
+/// segments full of deletes cost nothing to the eye, so they come first, and what they cover comes last.
+#[test]
+fn a_round_cut_short_lets_no_delete_go_that_covers_what_stays() {
+    const KEYS: u32 = 1500;
+    let sim = Sim::new();
+    let db = sim.options().compaction(false).open("sim").unwrap();
+    let name = |n: u32| format!("7/{n:06}").into_bytes();
+    let stays = |n: u32| n.is_multiple_of(50);
+    for n in 0..KEYS {
+        rows(&db).put(token(5), &name(n), b"old").unwrap();
+    }
+    for n in (0..KEYS).filter(|&n| !stays(n)) {
+        rows(&db).delete(token(5), &name(n)).unwrap();
+    }
+    // One that costs more than all of these, and covers nothing.
+    for n in 0..13u8 {
+        rows(&db).put(token(5), &[b'c', n % 10], &FILL).unwrap();
+    }
+    churn(&db);
+    let db = sim.reopen(db);
+    let mut dropped = 0;
+    for n in 0..60u8 {
+        external(&db, "churn").put(token(1), &[n % 3], &FILL).unwrap();
+        dropped = db.stats().dropped_deletes;
+        let fork = sim.fork();
+        let left = rows(&fork.open()).prefix(b"7/").count();
+        assert_eq!(
+            left,
+            (0..KEYS).filter(|&n| stays(n)).count(),
+            "after {n} writes, {dropped} deletes dropped"
+        );
+    }
+    assert!(dropped > 0);
+}
