@@ -368,8 +368,7 @@ impl Engine {
         } else if state.0 != Role::None {
             tail.usage.remove(op.at, Weight::as_state(&op.head));
         }
-        let stands = version.0 == Role::Keep || state.0 == Role::Keep;
-        if let Some((new, weight)) = place.filter(|_| stands) {
+        if let Some((new, weight)) = place {
             tail.usage.add(new, weight);
         }
         if let (Role::Drop, Some(keyspace)) = (version.0, &fate.keyspace) {

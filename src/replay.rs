@@ -211,6 +211,10 @@ impl Replay {
     }
 
     fn apply(&mut self, op: &OpRef<'_>, hash: u64, guard: &Guard) -> Result<(), Wrong> {
+        if !matches!(op.head.kind, Kind::Put | Kind::Delete | Kind::Mark) {
+            // Whatever a name leads to.
+            self.usage.add(op.at, Weight::of(&op.head));
+        }
         if op.head.kind == Kind::Keyspace {
             return self.keyspace(op);
         }
@@ -248,10 +252,7 @@ impl Replay {
                 self.set_needs_floor(&keyspace, false, op.lsn);
             }
             // Leases end with the incarnation that granted them.
-            Kind::Release => {
-                self.recorded.release(keyspace.id, op.key(), op.head.token);
-                self.usage.add(op.at, Weight::of(&op.head));
-            }
+            Kind::Release => self.recorded.release(keyspace.id, op.key(), op.head.token),
             Kind::Keyspace | Kind::Counter => {}
         }
         Ok(())

@@ -7,8 +7,10 @@
 //! | op | counts as needed |
 //! |---|---|
 //! | put | until a newer version of its key is appended |
-//! | delete, grant, mark, release | not where it was written (by the time its segment is compacted it may go), but where compaction carried it, until it is superseded |
-//! | others | never: few and small |
+//! | delete, mark | not where it was written (by the time its segment is compacted it may go), but where compaction carried it, until it is superseded |
+//! | others | as these, until compaction looks at them again: nothing else tells that they may go |
+//!
+//! What is carried anew each time and counted as garbage would be carried for ever.
 //!
 //! Read next: `compact.rs`.
 
@@ -28,7 +30,7 @@ pub(crate) struct Used {
     pub filled: u64,
     /// Bytes of ops that are needed.
     pub live: u64,
-    /// Of these, deletes, grants, marks and releases that compaction carried here.
+    /// Of these, all but puts: what compaction carried here.
     pub carried: u64,
     /// Values that are the newest version of their key.
     pub keys: u64,
@@ -92,9 +94,7 @@ impl Weight {
     pub fn new(kind: Kind, is_moved: bool, bytes: u32) -> Self {
         match kind {
             Kind::Put => Weight { bytes, is_carried: false },
-            Kind::Delete | Kind::Grant | Kind::Mark | Kind::Release if is_moved => {
-                Weight { bytes, is_carried: true }
-            }
+            _ if is_moved => Weight { bytes, is_carried: true },
             _ => Weight::default(),
         }
     }
@@ -103,12 +103,10 @@ impl Weight {
         Weight::new(head.kind, head.is_moved(), head.len())
     }
 
-    /// As the state of its fence: a put is weighed as a version of its key.
+    /// As the state of its fence: a put is weighed as a version of its key, and a grant, which is carried while it is
+    /// held and whatever set the state since, by itself.
     pub fn as_state(head: &Head) -> Self {
-        match head.kind {
-            Kind::Grant | Kind::Mark => Weight::of(head),
-            _ => Weight::default(),
-        }
+        if head.kind == Kind::Mark { Weight::of(head) } else { Weight::default() }
     }
 }
 
@@ -258,7 +256,7 @@ impl Usage {
         self.filled.saturating_sub(self.live)
     }
 
-    /// Of the needed ones, deletes, grants, marks and releases that compaction carried.
+    /// Of the needed ones, all but puts: what compaction carried.
     pub fn carried(&self) -> u64 {
         self.carried
     }
