@@ -97,7 +97,9 @@ impl Engine {
                 return Ok(append(&mut tail));
             }
             drop(tail);
-            self.make_room(room, need, waits)?;
+            let made = self.make_room(room, need, waits);
+            // What a close came in between says.
+            made.or_else(|error| self.check_readable().and(Err(error)))?;
             // Whatever was made, others may have taken it: that costs no second wait.
             waits = false;
         }

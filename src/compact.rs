@@ -658,4 +658,42 @@ mod tests {
         }
         assert_eq!(live(&by_scan), live(&by_index));
     }
+
+    /// A write that was waiting for a round of somebody else when the store was closed made a spare afterwards, and
+    /// wrote its list over that of whoever had the directory by then.
+    #[test]
+    fn who_comes_too_late_for_a_close_touches_nothing() {
+        let disk = SimDisk::new();
+        let open = |disk: &SimDisk, seed| {
+            let options = Options::new().storage(disk.clone()).without_threads().deterministic(seed);
+            let db = options.segment_bytes(16 << 10).open("sim").unwrap();
+            let rows = db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap();
+            (db, rows)
+        };
+        let token = Token::new(1).unwrap();
+        let (db, rows) = open(&disk, 1);
+        for n in 0..40u8 {
+            rows.put(token, &[n % 3], &[7; 900]).unwrap();
+        }
+        let engine = db.shared.engine.clone();
+        let sealed = engine.tail.lock().usage.iter().find(|used| used.sealed.is_some()).unwrap().id;
+        db.close().unwrap();
+        let (db, rows) = open(&disk, 2);
+        rows.put(token, b"key", b"acknowledged").unwrap();
+        let files = || -> Vec<_> {
+            disk.file_names().into_iter().map(|name| (disk.read_file(&name), name)).collect()
+        };
+        let before = files();
+        // Each as it would go on behind a look whether the store is open.
+        let late = [
+            engine.make_room(20 << 10, Need::Ordinary, false).err(),
+            engine.pool.refill().err().or_else(|| engine.pool.trim().err().map(|e| Error::io("", e))),
+            engine.pool.retire(&[sealed]).err().map(|e| Error::io("", e)),
+            engine.pool.note_index(Lsn::new(1)).err().map(|e| Error::io("", e)),
+        ];
+        assert!(files() == before, "{late:?}");
+        let (_db, rows) = open(&disk.kill(), 3);
+        assert_eq!(&*rows.get(b"key").unwrap().expect("it was acknowledged"), b"acknowledged");
+        drop(db);
+    }
 }

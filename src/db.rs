@@ -322,8 +322,10 @@ impl Db {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn compact(&self) -> Result<Compacted> {
-        let done = self.shared.engine.compact_all();
-        self.shared.engine.note_compaction(&done);
+        let engine = &self.shared.engine;
+        // What a close came in between says.
+        let done = engine.compact_all().or_else(|error| engine.check_readable().and(Err(error)));
+        engine.note_compaction(&done);
         done
     }
 
@@ -599,6 +601,7 @@ impl Shared {
         }
         // Whoever still waits learns that nothing more will come.
         drop(engine.progress.poison());
+        engine.pool.close();
         *self.lock.lock() = None;
         events::closed(&engine.dir);
         sealed

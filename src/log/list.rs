@@ -28,6 +28,8 @@ pub(crate) struct List {
     pub written: u64,
     /// A sync of it failed: what is on the disk is unknown, and so nothing may rest on it.
     failed: bool,
+    /// The directory is somebody else's by now: whoever comes too late writes nothing.
+    closed: bool,
     /// It was read, perhaps from a cache that survived a failed sync: neither copy is durable for certain.
     unsure: bool,
 }
@@ -53,7 +55,9 @@ impl List {
     fn create_as(name: &'static str, storage: Arc<dyn Storage>, block: StoreBlock) -> io::Result<Self> {
         let capacity = block.encode().len().next_power_of_two().max(STORE_COPY_BYTES);
         let file = write_new(&*storage, &block, capacity, name)?;
-        Ok(List { storage, file, name, block, capacity, first: 0, failed: false, unsure: false, written: 0 })
+        let first = 0;
+        let (failed, closed, unsure) = (false, false, false);
+        Ok(List { storage, file, name, block, capacity, first, failed, closed, unsure, written: 0 })
     }
 
     /// Makes the store in the making one that opens.
@@ -97,6 +101,7 @@ impl List {
                 capacity,
                 first: stale,
                 failed: false,
+                closed: false,
                 unsure: true,
                 written: 0,
             },
@@ -120,6 +125,20 @@ impl List {
         }
     }
 
+    /// Lets go of the directory: no further change is accepted.
+    pub fn close(&mut self) {
+        self.closed = true;
+    }
+
+    /// Only answers: as [`List::check`], and may anything be made or renamed that is to be listed?
+    ///
+    /// # Errors
+    /// As [`List::check`]; or the store was closed.
+    pub fn check_open(&self) -> io::Result<()> {
+        self.check()?;
+        if self.closed { Err(io::Error::other("the store was closed")) } else { Ok(()) }
+    }
+
     /// Makes a change durable, in both copies.
     ///
     /// # Errors
@@ -127,7 +146,7 @@ impl List {
     /// stay, and its ids are not used again. A failed write may be tried again (the next one overwrites all
     /// of it), a failed sync never: then no further change is accepted.
     pub fn update(&mut self, change: impl FnOnce(&mut StoreBlock)) -> io::Result<()> {
-        self.check()?;
+        self.check_open()?;
         if self.unsure {
             // The same bytes again, which no tear can harm: then the other copy may be overwritten.
             self.write_copy(&self.block.encode(), 1 - self.first)?;

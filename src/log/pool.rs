@@ -228,7 +228,7 @@ impl Pool {
     }
 
     fn try_make(&self, list: &mut List, bytes: u32) -> Result<()> {
-        list.check().map_err(|e| self.explain(e, bytes))?;
+        list.check_open().map_err(|e| self.explain(e, bytes))?;
         let life = self.entropy.u64()?;
         let mut id = free_id(list, list.block().next_segment);
         let mut others = 0;
@@ -339,6 +339,12 @@ impl Pool {
     /// The directory.
     pub fn storage(&self) -> &dyn Storage {
         &*self.storage
+    }
+
+    /// Lets go of the directory, once who is at the list is done. Whoever was on the way to it changes nothing: it may
+    /// be somebody else's by then.
+    pub fn close(&self) {
+        self.list.lock().close();
     }
 
     /// Gives a store in the making its name: from here on it opens.

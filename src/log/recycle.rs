@@ -78,7 +78,7 @@ impl Pool {
             // Upholds C2 too: a value from an earlier opening may point into it, which nobody here knows of; its bytes
             // stay for as long as that value when the file is removed.
             let fits = fits && listed.segment >= self.first_own;
-            if fits && bytes + more <= most && list.check().is_ok() {
+            if fits && bytes + more <= most && list.check_open().is_ok() {
                 bytes += more;
                 kept.push((listed, file));
             } else {
@@ -129,6 +129,7 @@ impl Pool {
     ///
     /// Each takes the place of a spare that has become too small, if there is one.
     fn relist(&self, list: &mut List, retired: Vec<(Listed, Arc<dyn File>)>) -> Result<()> {
+        list.check_open().map_err(|e| Error::io("recycling segments", e))?;
         let wanted = self.following_bytes(list);
         let mut from = list.block().next_segment;
         let mut renamed = Vec::with_capacity(retired.len());
