@@ -126,7 +126,7 @@ impl Engine {
         if compactor.drained.is_empty() {
             let again = self.is_time_to_look(compactor);
             let chosen = if again { self.choose_carried() } else { self.choose(who) };
-            let chosen = self.affordable(&chosen)?;
+            let chosen = self.affordable(&chosen);
             if !chosen.is_empty() {
                 let deletes = if again { Deletes::LookedUp } else { Deletes::Oldest };
                 freed |= self.round(compactor, &chosen, deletes, who)?;
@@ -155,7 +155,7 @@ impl Engine {
         while compactor.drained.is_empty() && !all.is_empty() {
             let count = first_within(&all, most);
             let first: Vec<Used> = all.drain(..count).collect();
-            self.round(&mut compactor, &self.affordable(&first)?, Deletes::LookedUp, Who::InNeed)?;
+            self.round(&mut compactor, &self.affordable(&first), Deletes::LookedUp, Who::InNeed)?;
         }
         let waiting = compactor.drained.iter().map(|(segments, _)| segments.len() as u32).sum();
         drop(compactor);
@@ -202,8 +202,7 @@ impl Engine {
             live > 2 * usual
         });
         all.truncate(enough.map_or(ROUND, |at| (at + 1).min(ROUND)));
-        // In the order of the log, so that a delete finds what it covers gone; but the dearest last, for the last one
-        // may be left half done.
+        // In the order of the log, for the sake of deletes; but the dearest last, which may be left half done.
         let certain = all.len().saturating_sub(1);
         all[..certain].sort_by_key(|used| used.order);
         all
@@ -235,7 +234,7 @@ impl Engine {
 
     /// Those of the chosen whose needed ops fit the spares there are, when there will be no others: on a full
     /// disk half a round would take the room and give nothing back. If none does, the first is tried.
-    fn affordable(&self, chosen: &[Used]) -> Result<Vec<SegmentId>> {
+    fn affordable(&self, chosen: &[Used]) -> Vec<SegmentId> {
         let filled: u64 = chosen.iter().map(|used| used.filled).sum();
         let mut room = self.pool.room_at_hand();
         let live: u64 = chosen.iter().map(|used| used.live).sum();
@@ -244,7 +243,8 @@ impl Engine {
         let is_enough = !self.pool.is_low() || is_guess_good || filled <= room || self.pool.add_spare();
         let mut afforded = Vec::with_capacity(chosen.len());
         for used in chosen {
-            let needed = if is_enough { 0 } else { self.needed_bytes(used.id)? };
+            // One that cannot be read is left to the round, which leaves it alone from then on.
+            let needed = if is_enough { 0 } else { self.needed_bytes(used.id).unwrap_or(0) };
             if needed <= room {
                 room -= needed;
                 afforded.push(used.id);
@@ -253,7 +253,7 @@ impl Engine {
         if afforded.is_empty() {
             afforded.extend(chosen.first().map(|used| used.id));
         }
-        Ok(afforded)
+        afforded
     }
 
     fn needed_bytes(&self, id: SegmentId) -> Result<u64> {

@@ -409,3 +409,36 @@ fn a_full_disk_with_many_keyspaces_is_full() {
     sim.disk.set_budget(Some(used(&sim.disk) + 30 * (16 << 10)));
     assert!(fill(&db, 900) > 100);
 }
+
+/// On a full disk what a round needs is counted first. A segment that could not be read then ended each of them.
+#[test]
+fn a_damaged_segment_keeps_no_space_back_on_a_full_disk() {
+    let sim = Sim::new();
+    let db = sim.open();
+    sim.disk.set_budget(Some(used(&sim.disk) + 30 * (16 << 10)));
+    let count = fill(&db, 900);
+    let rows = external(&db, "rows");
+    for n in (0..count).filter(|n| n % 2 == 0) {
+        rows.delete(token(1), &n.to_be_bytes()).unwrap();
+    }
+    drop(rows);
+    db.close().unwrap();
+    let value = [3; 900];
+    let damaged = sim.disk.file_names().into_iter().any(|name| {
+        let bytes = sim.disk.read_file(&name).unwrap();
+        let at = bytes.windows(value.len()).position(|bytes| bytes == value);
+        at.inspect(|&at| sim.disk.flip_bit(&name, at as u64 + 100, 0)).is_some()
+    });
+    assert!(damaged);
+    let db = sim.open();
+    let rows = external(&db, "rows");
+    let mut failed = 0;
+    for _ in 0..4 {
+        failed += db.compact().is_err() as u32;
+    }
+    assert_eq!(failed, 1, "it is told once, and left alone from then on");
+    for n in 0..count / 4 {
+        rows.put(token(2), &(count + n).to_be_bytes(), &FILL).expect("there is room again");
+    }
+    assert_err!(rows.get(&3u32.to_be_bytes()), Error::Corrupt { .. });
+}
