@@ -98,7 +98,6 @@ enum Role {
 /// What becomes of one op.
 struct Fate<'a> {
     op: &'a OpRef<'a>,
-    keyspace: Option<Arc<KeyspaceState>>,
     /// As a version of its key, and the hash of that.
     version: (Role, u64),
     /// As the state of its fence, and the hash of that.
@@ -112,6 +111,9 @@ const CHUNK_BYTES: u32 = 32 << 10;
 
 /// An op with its segment.
 type Found<'a> = (&'a Victim, OpRef<'a>);
+
+/// Deletes that need not stay, with the hashes of their keys.
+type Deletes = Vec<(u64, Location)>;
 
 impl Engine {
     /// A segment with what may be needed of it proven. What was superseded is not even read, where the key table
@@ -153,15 +155,21 @@ impl Engine {
 
     /// Carries what is needed of segments to the end of the log. `needed`: the hashes of keys whose delete
     /// must stay, if that was looked up; else only the oldest segment lets its deletes go. Stops behind the frame
-    /// that makes it `limit` bytes; answers how many segments hold nothing needed any more.
-    pub fn carry(&self, victims: &[Victim], needed: Option<&HashSet<u64>>, limit: u64) -> Result<usize> {
+    /// that makes it `limit` bytes; answers how many segments hold nothing needed any more, but for deletes that may
+    /// go with them.
+    pub fn carry(
+        &self,
+        victims: &[Victim],
+        needed: Option<&HashSet<u64>>,
+        limit: u64,
+    ) -> Result<(usize, Deletes)> {
         // As much at once as users write at once: where they write batches that fill a segment, so does this,
         // for in what is left behind a smaller frame no batch would find room.
         // But never more than the spares of a full disk hold.
         let least = CHUNK_BYTES.min(self.pool.usual_bytes() / 4);
         let most = self.pool.asked_bytes().saturating_sub(2 * HEADER_BYTES).max(least);
         let mut chunk: Vec<Found<'_>> = Vec::new();
-        let (mut taken, mut carried) = (0, 0);
+        let (mut taken, mut carried, mut deletes) = (0, 0, Deletes::new());
         for (at, victim) in victims.iter().enumerate() {
             for op in victim.ops() {
                 let op = op?;
@@ -171,10 +179,10 @@ impl Engine {
                 victim.segment.check_value(&op)?;
                 let bytes = op.head.len() as usize;
                 if !chunk.is_empty() && chunk_room(chunk.len() + 1, taken + bytes) > most {
-                    self.carry_chunk(&chunk, taken, needed)?;
+                    self.carry_chunk(&chunk, taken, needed, &mut deletes)?;
                     carried += taken as u64;
                     if carried >= limit {
-                        return Ok(at);
+                        return Ok((at, deletes));
                     }
                     chunk.clear();
                     taken = 0;
@@ -183,8 +191,29 @@ impl Engine {
                 chunk.push((victim, op));
             }
         }
-        self.carry_chunk(&chunk, taken, needed)?;
-        Ok(victims.len())
+        self.carry_chunk(&chunk, taken, needed, &mut deletes)?;
+        Ok((victims.len(), deletes))
+    }
+
+    /// Lets go of deletes whose segment is among those that go now. Upholds C3: not before all that these cover is
+    /// sure to go as well, for what a round that fails has let go of the next one would not carry.
+    pub fn drop_deletes(&self, deletes: &Deletes, segments: &[SegmentId]) {
+        for &(hash, at) in deletes.iter().filter(|(_, at)| segments.contains(&at.segment)) {
+            let mut tail = self.tail.lock();
+            if !tail.slots.remove(hash, Segments::place(at)) {
+                // Written anew meanwhile.
+                continue;
+            }
+            self.counters.dropped.fetch_add(1, Ordering::Relaxed);
+            // A key that cannot be read stays in its order: it has no value.
+            let guard = crossbeam_epoch::pin();
+            if let Ok(Some(op)) = self.segments.op(at, &guard)
+                && let Some(keyspace) = self.keyspace_by_id(op.head.keyspace)
+            {
+                tail.usage.remove(at, Weight::of(&op.head));
+                keyspace.keys.remove(op.key());
+            }
+        }
     }
 
     /// Without a lock: what is not needed now never will be.
@@ -203,7 +232,13 @@ impl Engine {
         }
     }
 
-    fn carry_chunk(&self, ops: &[Found<'_>], bytes: usize, needed: Option<&HashSet<u64>>) -> Result<()> {
+    fn carry_chunk(
+        &self,
+        ops: &[Found<'_>],
+        bytes: usize,
+        needed: Option<&HashSet<u64>>,
+        deletes: &mut Deletes,
+    ) -> Result<()> {
         if ops.is_empty() {
             return Ok(());
         }
@@ -216,7 +251,7 @@ impl Engine {
                 .iter()
                 .map(|(victim, op)| self.fate(tail, op, victim.is_oldest, needed, seen_by_all, &guard))
                 .collect();
-            self.settle_fates(tail, fates?);
+            self.settle_fates(tail, fates?, deletes);
             Ok((tail.last(), tail.group_of(tail.last())))
         })??;
         // One chunk after the other, so that what is carried never crowds out what is written.
@@ -233,13 +268,7 @@ impl Engine {
         guard: &Guard,
     ) -> Result<Fate<'a>> {
         let keyspace = self.keyspace_by_id(op.head.keyspace);
-        let mut fate = Fate {
-            op,
-            keyspace: keyspace.clone(),
-            version: (Role::None, 0),
-            state: (Role::None, 0),
-            carried: None,
-        };
+        let mut fate = Fate { op, version: (Role::None, 0), state: (Role::None, 0), carried: None };
         let whole = Op { links: Links { moved: Some(op.lsn), ..op.head.links(&op.bytes) }, ..op.op() };
         let Some(keyspace) = keyspace else {
             // The counter belongs to no keyspace.
@@ -327,8 +356,9 @@ impl Engine {
             })
     }
 
-    /// Appends what is carried as one frame, points the names at it, and forgets what is dropped.
-    fn settle_fates(&self, tail: &mut Tail, fates: Vec<Fate<'_>>) {
+    /// Appends what is carried as one frame, points the names at it, and forgets what is dropped; deletes that may go
+    /// are noted.
+    fn settle_fates(&self, tail: &mut Tail, fates: Vec<Fate<'_>>, deletes: &mut Deletes) {
         let mut frame = Frame::begin(tail);
         let mut places = Vec::with_capacity(fates.len());
         for fate in &fates {
@@ -343,37 +373,36 @@ impl Engine {
         }
         for (fate, place) in fates.iter().zip(places) {
             self.point_carried(tail, fate, place);
+            if fate.version.0 == Role::Drop {
+                deletes.push((fate.version.1, fate.op.at));
+            }
         }
     }
 
     fn point_carried(&self, tail: &mut Tail, fate: &Fate<'_>, place: Option<(Location, Weight)>) {
         let Fate { op, version, state, .. } = fate;
         let old = Segments::place(op.at);
-        for (role, hash) in [version, state] {
-            match (role, place) {
-                (Role::None, _) => continue,
-                (Role::Keep, Some((new, _))) => {
-                    let found = tail.slots.replace(*hash, old, Segments::place(new));
-                    debug_assert!(found, "it stood there under this lock");
-                }
-                _ => {
-                    let found = tail.slots.remove(*hash, old);
-                    debug_assert!(found, "it stood there under this lock");
-                }
-            }
+        let new = place.map(|(new, _)| Segments::place(new));
+        for ((role, hash), is_version) in [(version, true), (state, false)] {
+            let found = match (role, new) {
+                (Role::Keep, Some(new)) => tail.slots.replace(*hash, old, new),
+                // See `drop_deletes`.
+                (Role::Drop, _) if is_version => true,
+                (Role::None, _) => true,
+                _ => tail.slots.remove(*hash, old),
+            };
+            debug_assert!(found, "it stood there under this lock");
         }
-        if version.0 != Role::None {
-            tail.usage.remove(op.at, Weight::of(&op.head));
-            tail.usage.bury(op.at);
-        } else if state.0 != Role::None {
-            tail.usage.remove(op.at, Weight::as_state(&op.head));
+        match (version.0, state.0) {
+            (Role::Keep, _) => {
+                tail.usage.remove(op.at, Weight::of(&op.head));
+                tail.usage.bury(op.at);
+            }
+            (Role::None, Role::Keep | Role::Drop) => tail.usage.remove(op.at, Weight::as_state(&op.head)),
+            _ => {}
         }
         if let Some((new, weight)) = place {
             tail.usage.add(new, weight);
-        }
-        if let (Role::Drop, Some(keyspace)) = (version.0, &fate.keyspace) {
-            keyspace.keys.remove(op.key());
-            self.counters.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
 

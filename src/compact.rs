@@ -293,9 +293,10 @@ impl Engine {
                 Err(error) => return Err(error),
             },
         };
-        let done = self.carry(&victims, needed.as_ref(), limit)?;
+        let (done, deletes) = self.carry(&victims, needed.as_ref(), limit)?;
         let end = self.sync_behind()?;
         let ids: Vec<SegmentId> = victims.iter().take(done).map(Victim::id).collect();
+        self.drop_deletes(&deletes, &ids);
         // The victims go here: the round would wait for itself, and writers for what goes with them.
         let stay: Vec<_> =
             victims.into_iter().skip(done).map(|victim| (victim.id(), victim.buried)).collect();
@@ -521,7 +522,7 @@ fn is_choosable(used: &Used) -> bool {
 mod tests {
     use super::*;
     use crate::db::Db;
-    use crate::options::{KeyspaceOptions, Options, Tokens};
+    use crate::options::{KeyspaceOptions, Options, Scope, Tokens};
     use crate::storage::SimDisk;
     use crate::types::Token;
 
@@ -657,6 +658,60 @@ mod tests {
             round(db, older);
         }
         assert_eq!(live(&by_scan), live(&by_index));
+    }
+
+    /// A round that found no room in its middle had let go of deletes already; the next one carried none of them, and
+    /// gave their segment back, while what they cover was still there.
+    #[test]
+    fn a_round_that_fails_keeps_the_deletes_it_had_let_go() {
+        let disk = SimDisk::new();
+        let open = |disk: &SimDisk, seed| {
+            let options = Options::new().storage(disk.clone()).without_threads().deterministic(seed);
+            let db = options.segment_bytes(16 << 10).compaction(false).open("sim").unwrap();
+            let options = KeyspaceOptions::new().tokens(Tokens::External).scope(Scope::Prefix(b'/'));
+            let rows = db.keyspace("rows", options).unwrap();
+            (db, rows)
+        };
+        let token = Token::new(1).unwrap();
+        let (db, rows) = open(&disk, 1);
+        let engine = &db.shared.engine;
+        let sealed = || {
+            let id = engine.tail.lock().active.as_ref().unwrap().segment.id;
+            engine.seal_active().unwrap();
+            id
+        };
+        let keys: Vec<[u8; 3]> = (0..200).map(|n| [b'7', b'/', n]).collect();
+        for key in &keys {
+            rows.put(token, key, b"before").unwrap();
+        }
+        let covered = sealed();
+        for key in &keys {
+            rows.delete(token, key).unwrap();
+        }
+        let deletes = sealed();
+        let mut chosen = vec![covered, deletes];
+        for n in 0..6u8 {
+            for m in 0..12 {
+                rows.put(token, &[b'8', b'/', n, m], &[7; 900]).unwrap();
+            }
+            chosen.push(sealed());
+        }
+        let used = |name: &String| disk.read_file(name).unwrap().len() as u64;
+        disk.set_budget(Some(disk.file_names().iter().map(used).sum()));
+        let round = |chosen: &[SegmentId]| {
+            engine.round(&mut engine.compactor.lock(), chosen, Deletes::LookedUp, Who::InNeed)
+        };
+        let failed = round(&chosen);
+        assert!(matches!(failed, Err(Error::NoSpace { .. })), "{failed:?}");
+        disk.set_budget(None);
+        assert!(round(&[deletes]).unwrap());
+        let image = disk.kill();
+        let (db, rows) = open(&image, 2);
+        assert_eq!(rows.prefix(b"7/").count(), 0);
+        // Once what they cover goes as well, they do.
+        db.compact().unwrap();
+        assert_eq!(db.stats().dropped_deletes, 200);
+        assert_eq!(open(&image.kill(), 3).1.prefix(b"7/").count(), 0);
     }
 
     /// A write that was waiting for a round of somebody else when the store was closed made a spare afterwards, and
