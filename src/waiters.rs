@@ -96,8 +96,8 @@ pub(crate) struct Waiter {
     /// It was taken out of its queue, so there is nothing left to remove. Stored (Release) under the lock of
     /// the queues, after that; loaded (Acquire) by those who would lock them for it.
     is_out: AtomicBool,
-    /// When it is to be looked at. Relaxed: read and changed under the lock of the queues.
-    look_at: AtomicU64,
+    /// Which look at it counts: see [`Looks`]. Relaxed: read and changed under the lock of the queues.
+    look: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -246,35 +246,39 @@ impl Queue {
     }
 
     /// The first is looked at as the queue says, and no longer when it was to be.
-    fn move_look(&self, looks: &mut Looks) {
-        if self.look_at() != self.first.look_at.load(Ordering::Relaxed) {
+    fn move_look(&self, from: u64, looks: &mut Looks) {
+        if self.look_at() != from {
             looks.add(self.look_at(), &self.first);
         }
     }
 }
 
-/// Who is to be looked at when: each waiter once. One that left, or is to be looked at another time, is passed over when
-/// its turn comes, and no more of those are kept than there are waiters, and a few: nearly all leave long before.
+/// Who is to be looked at when: each waiter once, the look that was added last. One that left, or is to be looked at
+/// another time, is passed over when its turn comes, and no more of those are kept than there are waiters, and a few:
+/// nearly all leave long before.
 #[derive(Debug, Default)]
-struct Looks(BinaryHeap<Look>);
+struct Looks {
+    heap: BinaryHeap<Look>,
+    added: u64,
+}
 
 /// When, the earliest first, then in the order of coming.
 #[derive(Debug)]
-struct Look(Reverse<(u64, u64)>, Arc<Waiter>);
+struct Look {
+    at: Reverse<(u64, u64)>,
+    number: u64,
+    waiter: Arc<Waiter>,
+}
 
 impl Look {
-    fn at(&self) -> u64 {
-        self.0.0.0
-    }
-
-    fn is_due_at_all(&self) -> bool {
-        !self.1.is_out.load(Ordering::Relaxed) && self.1.look_at.load(Ordering::Relaxed) == self.at()
+    fn counts(&self) -> bool {
+        !self.waiter.is_out.load(Ordering::Relaxed) && self.waiter.look.load(Ordering::Relaxed) == self.number
     }
 }
 
 impl PartialEq for Look {
     fn eq(&self, other: &Self) -> bool {
-        self.0 == other.0
+        self.at == other.at
     }
 }
 
@@ -288,7 +292,7 @@ impl PartialOrd for Look {
 
 impl Ord for Look {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.cmp(&other.0)
+        self.at.cmp(&other.at)
     }
 }
 
@@ -298,32 +302,33 @@ impl Looks {
 
     /// It is looked at then, and at no other time.
     fn add(&mut self, at: u64, waiter: &Arc<Waiter>) {
-        waiter.look_at.store(at, Ordering::Relaxed);
-        self.0.push(Look(Reverse((at, waiter.id)), waiter.clone()));
+        self.added += 1;
+        waiter.look.store(self.added, Ordering::Relaxed);
+        self.heap.push(Look { at: Reverse((at, waiter.id)), number: self.added, waiter: waiter.clone() });
     }
 
     /// So many wait.
     fn tidy(&mut self, waiting: usize) {
         if waiting == 0 {
-            self.0.clear();
-        } else if self.0.len() > 2 * waiting + Looks::FEW {
-            self.0.retain(Look::is_due_at_all);
+            self.heap.clear();
+        } else if self.heap.len() > 2 * waiting + Looks::FEW {
+            self.heap.retain(Look::counts);
         }
     }
 
     /// The first look that is to come.
     fn first(&mut self) -> Option<u64> {
-        while self.0.peek().is_some_and(|look| !look.is_due_at_all()) {
-            self.0.pop();
+        while self.heap.peek().is_some_and(|look| !look.counts()) {
+            self.heap.pop();
         }
-        self.0.peek().map(Look::at)
+        self.heap.peek().map(|look| look.at.0.0)
     }
 
     fn pop_due(&mut self, now: u64) -> Option<Arc<Waiter>> {
         if self.first()? > now {
             return None;
         }
-        self.0.pop().map(|look| look.1)
+        self.heap.pop().map(|look| look.waiter)
     }
 }
 
@@ -363,7 +368,7 @@ impl Waiters {
             state: Mutex::new(Turn::Queued(None)),
             sleeper: Sleeper::new(),
             is_out: AtomicBool::new(false),
-            look_at: AtomicU64::new(deadline),
+            look: AtomicU64::new(0),
         });
         let (is_first, look_at) = match inner.queues.entry(queue) {
             Entry::Vacant(place) => {
@@ -412,7 +417,7 @@ impl Waiters {
             next
         } else if let Some((_, next)) = queue.behind.pop_first() {
             queue.first = next.clone();
-            queue.move_look(looks);
+            queue.move_look(next.deadline, looks);
             Some(next)
         } else {
             place.remove();
@@ -464,8 +469,9 @@ impl Waiters {
             return false;
         };
         if at < queue.visit_at {
+            let from = queue.look_at();
             queue.visit_at = at;
-            queue.move_look(looks);
+            queue.move_look(from, looks);
             looks.tidy(self.len());
         }
         true
@@ -519,9 +525,9 @@ impl Waiters {
     pub(crate) fn all(&self, shut: bool) -> Vec<Arc<Waiter>> {
         let mut inner = self.inner.lock();
         inner.is_shut |= shut;
-        let mut looks: Vec<_> = inner.looks.0.iter().filter(|look| look.is_due_at_all()).collect();
-        looks.sort_by_key(|look| look.0);
-        looks.into_iter().map(|look| look.1.clone()).collect()
+        let mut looks: Vec<_> = inner.looks.heap.iter().filter(|look| look.counts()).collect();
+        looks.sort_by_key(|look| Reverse(look.at));
+        looks.into_iter().map(|look| look.waiter.clone()).collect()
     }
 }
 
@@ -546,7 +552,7 @@ mod tests {
 
     fn is_empty(waiters: &Waiters) -> bool {
         let inner = waiters.inner.lock();
-        waiters.len() == 0 && inner.queues.is_empty() && inner.looks.0.is_empty()
+        waiters.len() == 0 && inner.queues.is_empty() && inner.looks.heap.is_empty()
     }
 
     #[test]
@@ -620,7 +626,7 @@ mod tests {
     #[test]
     fn few_looks_are_kept_that_nobody_needs_any_more() {
         let waiters = Waiters::new();
-        let kept = || waiters.inner.lock().looks.0.len();
+        let kept = || waiters.inner.lock().looks.heap.len();
         let stays = join(&waiters, 1 << 40).unwrap();
         let mut left = Vec::new();
         for n in 0..1000 {
