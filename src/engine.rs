@@ -73,9 +73,9 @@ pub(crate) struct Work {
     pub versions: Vec<Option<Version>>,
     /// The op that carries the new state of each fence.
     pub carriers: Vec<Option<Location>>,
-    /// Where each change came to lie, what it counts for; and what its fence linked to, if it carries the
-    /// state.
-    pub places: Vec<(Location, Weight, Option<Option<Location>>)>,
+    /// Where each change came to lie, what it counts for; and if it sets the state of its fence, what carried that
+    /// before, and what does now.
+    pub places: Vec<(Location, Weight, Option<(Option<Location>, Location)>)>,
 }
 
 /// The newest version of a key.

@@ -9,7 +9,7 @@ use crate::commit::Answer;
 use crate::db::{Commit, Shared};
 use crate::engine::{KeyspaceState, Tail, When};
 use crate::error::{Error, Result};
-use crate::index::prefix_end;
+use crate::index::{prefix_end, share_a_tag};
 use crate::log::pool::Need;
 use crate::op::{Class, Kind};
 use crate::options::{KeyspaceOptions, Scope};
@@ -394,7 +394,7 @@ impl Keyspace {
                     let size = MAX_BATCH_BYTES + 1;
                     return Err(Error::TooLarge { what: "a batch of deletes", size, limit: MAX_BATCH_BYTES });
                 }
-                let room = room(found.frame_bytes(), found.keys.len());
+                let room = room(found.frame_bytes(), found.ops);
                 if !tail.active.as_ref().is_some_and(|active| active.fits(room)) {
                     return Ok(Step::NeedsRoom(room));
                 }
@@ -414,7 +414,7 @@ impl Keyspace {
     /// Under the tail lock.
     fn present_keys(&self, prefix: &[u8], limit: usize) -> Result<Present> {
         let engine = &self.shared.engine;
-        let mut found = Present { keys: Vec::new(), payload: 0, more: false };
+        let mut found = Present { keys: Vec::new(), ops: 0, payload: 0, more: false };
         let mut failed = None;
         let to = prefix_end(prefix);
         let visited =
@@ -429,12 +429,17 @@ impl Keyspace {
                         return ControlFlow::Break(());
                     }
                 }
-                let (keys, payload) = (found.keys.len() + 1, found.payload + key.len());
-                if found.keys.len() == limit || batch_bytes(keys, payload) > MAX_BATCH_BYTES {
+                // The mark of its fence may have to be an op of its own.
+                let name = self.state.fence_of(key);
+                let own = || engine.hash(&self.state, Class::Fence, name);
+                let is_apart = self.state.options.scope != Scope::Key && share_a_tag(hash, own());
+                let (more, name) = if is_apart { (2, name.len()) } else { (1, 0) };
+                let (ops, payload) = (found.ops + more, found.payload + key.len() + name);
+                if found.keys.len() == limit || batch_bytes(ops, payload) > MAX_BATCH_BYTES {
                     found.more = true;
                     return ControlFlow::Break(());
                 }
-                found.payload = payload;
+                (found.ops, found.payload) = (ops, payload);
                 found.keys.push(key.to_vec());
                 ControlFlow::Continue(())
             });
@@ -520,14 +525,16 @@ impl KeyspaceState {
 /// Keys found present for a delete.
 struct Present {
     keys: Vec<Vec<u8>>,
-    /// Bytes of all keys together.
+    /// Ops that delete them.
+    ops: usize,
+    /// Bytes of all names in these.
     payload: usize,
     more: bool,
 }
 
 impl Present {
     fn frame_bytes(&self) -> usize {
-        frame_bytes(self.keys.len(), self.payload)
+        frame_bytes(self.ops, self.payload)
     }
 }
 

@@ -14,7 +14,7 @@ mod ordered;
 pub(crate) use ordered::{KEPT, KeyChunk, OrderedKeys, UnorderedKeys, prefix_end};
 pub(crate) use slab::SLAB_TABLES;
 pub(crate) use slots::{SavedTable, Slots, SlotsWriter, saved_slots, slots};
-pub(crate) use table::{Place, SEGMENT_BITS};
+pub(crate) use table::{Place, SEGMENT_BITS, share_a_tag};
 
 use rapidhash::v3::{DEFAULT_RAPID_SECRETS, RapidSecrets, rapidhash_v3_inline};
 

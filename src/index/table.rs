@@ -90,6 +90,13 @@ impl Place {
     }
 }
 
+/// Whether one place under either hash is one and the same word, so that a line in which both may lie does not tell them
+/// apart.
+#[inline]
+pub(crate) fn share_a_tag(one: u64, other: u64) -> bool {
+    one >> TAG_SHIFT == other >> TAG_SHIFT
+}
+
 /// One cache line of slots.
 #[derive(Default)]
 #[repr(align(64))]
