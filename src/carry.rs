@@ -271,15 +271,17 @@ impl Engine {
         let mut fate = Fate { op, version: (Role::None, 0), state: (Role::None, 0), carried: None };
         let whole = Op { links: Links { moved: Some(op.lsn), ..op.head.links(&op.bytes) }, ..op.op() };
         let Some(keyspace) = keyspace else {
-            // The counter belongs to no keyspace.
-            fate.carried = (op.head.token >= tail.counter).then_some(whole);
+            // The counter belongs to none; and one is known only once the op that creates it is durable.
+            let is_needed = op.head.kind != Kind::Counter || op.head.token >= tail.counter;
+            fate.carried = is_needed.then_some(whole);
             return Ok(fate);
         };
         let place = Segments::place(op.at);
         let is_covered = op.head.token <= keyspace.floor_durable().folded;
         match op.head.kind {
             Kind::Keyspace => fate.carried = Some(whole),
-            Kind::Counter => fate.carried = (op.head.token >= tail.counter).then_some(whole),
+            // See above.
+            Kind::Counter => {}
             Kind::Floor => {
                 let floor = Floor::of(op.head.token, op.value());
                 fate.carried = keyspace.holds_floor(floor, op.lsn).then_some(whole);

@@ -615,6 +615,32 @@ mod tests {
         }
     }
 
+    /// Between the sync of the op that creates a keyspace and its place among the others, a round of another thread
+    /// took that op for an old counter and dropped it: the keyspace was gone at the next open, or the store damaged.
+    #[test]
+    fn the_op_of_a_keyspace_that_is_being_created_is_carried() {
+        let disk = SimDisk::new();
+        let open = |seed| {
+            let options = Options::new().storage(disk.clone()).without_threads().deterministic(seed);
+            options.segment_bytes(16 << 10).open("sim").unwrap()
+        };
+        let db = open(1);
+        let jobs = db.keyspace("jobs", KeyspaceOptions::new()).unwrap();
+        jobs.lease(b"job").acquire().unwrap().release().unwrap();
+        db.keyspace("created", KeyspaceOptions::new()).unwrap();
+        let keyspaces = &db.shared.engine.keyspaces;
+        let created = keyspaces.write().pop().unwrap();
+        assert!(db.compact().unwrap().segments > 0);
+        keyspaces.write().push(created);
+        let created = db.keyspace("created", KeyspaceOptions::new()).unwrap();
+        let lease = created.lease(b"key").acquire().unwrap();
+        created.put(lease.token(), b"key", b"value").unwrap();
+        drop((lease, jobs, created));
+        db.close().unwrap();
+        let created = open(2).open_keyspace("created").unwrap().unwrap();
+        assert_eq!(&*created.get(b"key").unwrap().unwrap(), b"value");
+    }
+
     /// A scan counted 47 bytes more than an index file in one image of a campaign: the newest state of a fence was
     /// folded and gone with its segment, and an older one, carried once while its lease was held, still there.
     #[test]
