@@ -243,6 +243,23 @@ fn a_mark_that_only_a_delete_carries_folds() {
     assert_eq!(keys.floor().unwrap().forgotten, Some(boss.token().into()));
 }
 
+/// Of one batch neither the mark nor the delete is the later one, and both have its token.
+#[test]
+fn a_mark_and_a_delete_of_one_batch_fold() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let keys = key(&db, "keys");
+    let lease = keys.lease(b"job").acquire().unwrap();
+    let token = lease.token();
+    keys.put(token, b"job", b"value").unwrap();
+    let mut batch = db.batch();
+    batch.raise(&keys, token, b"job").unwrap().delete(&keys, token, b"job").unwrap().commit().unwrap();
+    lease.release().unwrap();
+    churn(&db);
+    db.compact().unwrap();
+    assert_eq!(floor_of(&keys), token.get());
+}
+
 /// One fence for the whole keyspace: its mark folds when it is empty, and a lease on it holds it.
 #[test]
 fn the_one_fence_of_a_keyspace_folds_like_others() {
