@@ -294,8 +294,8 @@ mod tests {
         usage.bury(at(1));
         usage.seal(SegmentId(1), 4096);
         usage.fill(SegmentId(1), 1, 100);
-        usage.fill(SegmentId(2), 2, 130);
-        assert_eq!(usage.garbage(), 100);
+        usage.fill(SegmentId(2), 2, 150);
+        assert_eq!((usage.garbage(), usage.get(SegmentId(2)).unwrap().garbage()), (120, 20));
         assert_eq!((usage.live(), usage.carried(), usage.keys()), (130, 30, 1));
         let first = *usage.of(SegmentId(1)).unwrap();
         assert_eq!((first.live, first.dead, first.garbage()), (0, 1, 100));
@@ -308,6 +308,22 @@ mod tests {
         usage.put_back(second);
         assert_eq!((usage.live(), usage.carried(), usage.garbage(), usage.keys()), (130, 30, 100, 1));
         assert!(usage.of(SegmentId(2)).unwrap().order > first.order);
+    }
+
+    #[test]
+    fn what_has_no_value_counts_where_it_was_carried() {
+        let whole = Weight { bytes: 30, is_carried: false };
+        for (kind, written, carried) in [
+            (Kind::Put, whole, whole),
+            (Kind::Delete, Weight::default(), Weight { is_carried: true, ..whole }),
+            (Kind::Grant, Weight::default(), Weight { is_carried: true, ..whole }),
+            (Kind::Mark, Weight::default(), Weight { is_carried: true, ..whole }),
+            (Kind::Release, Weight::default(), Weight { is_carried: true, ..whole }),
+            (Kind::Floor, Weight::default(), Weight::default()),
+        ] {
+            let weights = [false, true].map(|is_moved| Weight::new(kind, is_moved, 30));
+            assert_eq!(weights, [written, carried], "{kind:?}");
+        }
     }
 
     #[test]
@@ -330,6 +346,13 @@ mod tests {
         usage.forget(SegmentId(1));
         usage.begin(SegmentId(1));
         assert_eq!(usage.take_buried(SegmentId(1)), []);
+        usage.bury_whole(at(1));
+        let before = SegmentId(1 + (1 << crate::index::SEGMENT_BITS));
+        assert_eq!(
+            (usage.take_buried(before).len(), usage.take_buried(SegmentId(1)).len()),
+            (0, 1),
+            "of one slot"
+        );
     }
 
     #[test]
