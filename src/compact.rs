@@ -545,6 +545,123 @@ mod tests {
         assert!(engine.compact_some(Who::Writer).unwrap());
     }
 
+    /// Sealed, of the size of the store below, without anything needed.
+    fn sealed(id: u32) -> Used {
+        Used { filled: 10_000, sealed: Some(16 << 10), ..Used::new(SegmentId(id)) }
+    }
+
+    /// A store whose segments are said to be these.
+    fn store_of(segments: &[Used]) -> Db {
+        let options = Options::new().storage(SimDisk::new()).without_threads().deterministic(1);
+        let db = options.segment_bytes(16 << 10).compaction(false).open("sim").unwrap();
+        let mut tail = db.shared.engine.tail.lock();
+        segments.iter().for_each(|&used| tail.usage.put_back(used));
+        drop(tail);
+        db
+    }
+
+    fn ids(chosen: &[Used]) -> Vec<u32> {
+        chosen.iter().map(|used| used.id.0).collect()
+    }
+
+    #[test]
+    fn how_much_may_be_garbage_is_a_share_of_what_is_needed_and_more_in_small_stores() {
+        let limits = |live, filled| {
+            let db = store_of(&[Used { live, filled, ..sealed(2) }]);
+            let limit = |who| db.shared.engine.garbage_and_much(who);
+            let (garbage, in_need) = limit(Who::InNeed);
+            (garbage, [in_need, limit(Who::Writer).1, limit(Who::Background).1])
+        };
+        assert_eq!(limits(1_000_000, 1_500_000), (500_000, [0, 376_250, 430_000]));
+        assert_eq!(limits(10_000, 15_000), (5_000, [0, 57_344, 65_536]), "four segments");
+        let with_threads = Options::new().storage(SimDisk::new()).open("sim").unwrap();
+        assert_eq!(with_threads.shared.engine.garbage_and_much(Who::Writer), (0, 64 << 20));
+        assert_eq!(with_threads.shared.engine.garbage_and_much(Who::Background), (0, 32 << 20));
+
+        let is_littered =
+            |filled| store_of(&[Used { filled, ..sealed(2) }]).shared.engine.is_littered(Who::Background);
+        assert_eq!([is_littered(65_536), is_littered(65_537)], [false, true]);
+        let patience =
+            |filled| store_of(&[Used { filled, ..sealed(2) }]).shared.engine.patience().as_millis();
+        assert_eq!([0, 131_071, 131_072, 1 << 20].map(patience), [250, 250, 500, 1_000]);
+    }
+
+    #[test]
+    fn segments_are_chosen_by_what_is_carried_for_what_comes_back() {
+        let choose = |who, segments: &[Used]| ids(&store_of(segments).shared.engine.choose(who));
+        let of = |id, live| Used { live, ..sealed(id) };
+        let unsealed = Used { sealed: None, ..sealed(9) };
+        let done = Used { is_done: true, ..sealed(8) };
+        let small = Used { live: 1_000, sealed: Some(5_000), ..sealed(7) };
+        // Of the others one is just worth it, and one is not.
+        let some = [unsealed, done, of(6, 8_501), of(5, 8_500), small, of(4, 2_000), of(3, 0), of(2, 2_000)];
+        assert_eq!(choose(Who::InNeed, &some), [3, 4, 2, 7, 5]);
+        assert_eq!(choose(Who::Background, &some), [], "too little garbage");
+        // As many as fill two segments, or sixteen.
+        let eight: Vec<Used> = (2..10).map(|id| Used { filled: 20_000, ..of(id, 8_192) }).collect();
+        assert_eq!(choose(Who::InNeed, &eight), [2, 3, 4, 5, 6]);
+        let many: Vec<Used> = (2..30).map(sealed).collect();
+        assert_eq!(choose(Who::InNeed, &many).len(), ROUND);
+        // Those that were cut short are made one, with garbage or without.
+        let short = |count: u32, bytes| -> Vec<Used> {
+            (2..2 + count)
+                .map(|id| Used { live: 2_000, filled: 2_000, sealed: Some(bytes), ..sealed(id) })
+                .collect()
+        };
+        let with_others = [&short(16, 4_095)[..], &[of(40, 0)]].concat();
+        assert_eq!(choose(Who::Background, &with_others), (2..18).collect::<Vec<u32>>());
+        assert_eq!(choose(Who::Background, &short(15, 4_095)), []);
+        assert_eq!(choose(Who::Background, &short(16, 4_096)), []);
+    }
+
+    #[test]
+    fn what_was_carried_is_looked_at_again_when_as_much_was_written() {
+        let is_time = |live, filled, carried, appended| {
+            let db = store_of(&[Used { live, filled, carried, ..sealed(2) }]);
+            let mut compactor = Compactor::default();
+            let mut ask = |appended| {
+                db.shared.engine.appended_bytes.store(appended, Ordering::Relaxed);
+                db.shared.engine.is_time_to_look(&mut compactor)
+            };
+            [ask(appended - 1), ask(appended), ask(2 * appended - 1), ask(2 * appended)]
+        };
+        let at_this_much = [false, true, false, true];
+        assert_eq!(is_time(20_000, 30_000, 20_000, 80_000), at_this_much, "four times what was carried");
+        assert_eq!(is_time(20_000, 100_000, 20_000, 100_000), at_this_much, "the whole log");
+        assert_eq!(is_time(20_000, 30_000, 16_384, 1 << 30), [false; 4], "no more than a segment");
+        assert_eq!(is_time(800_000, 800_000, 100_000, 1 << 30), [false; 4], "no more than an eighth");
+        assert_eq!(is_time(800_000, 800_000, 100_001, 800_000), at_this_much);
+
+        let of = |id, carried| Used { live: carried, carried, ..sealed(id) };
+        let db = store_of(&[of(4, 9_000), of(2, 4_096), of(3, 4_097), Used { sealed: None, ..of(5, 9_000) }]);
+        assert_eq!(ids(&db.shared.engine.choose_carried()), [4, 3]);
+        let many: Vec<Used> = (2..30).map(|id| of(id, 9_000)).collect();
+        assert_eq!(store_of(&many).shared.engine.choose_carried().len(), ROUND);
+    }
+
+    #[test]
+    fn a_round_that_is_asked_for_takes_the_first_that_fit() {
+        let of = |live, filled| Used { live, filled, ..sealed(2) };
+        let all = [of(40, 50), of(60, 70), of(1, 1)];
+        assert_eq!([10, 99, 100, 101].map(|most| first_within(&all, most)), [1, 1, 2, 3]);
+        let large = [of(1, READ_AT_ONCE - 1), of(1, 1), of(1, 1)];
+        assert_eq!(first_within(&large, 100), 2);
+    }
+
+    #[test]
+    fn a_delete_may_go_where_no_older_segment_has_a_version_to_cover() {
+        let db =
+            store_of(&[sealed(2), Used { dead: 1, ..sealed(4) }, sealed(3), Used { dead: 1, ..sealed(5) }]);
+        let is_oldest = |id, chosen: &[u32]| {
+            let chosen: Vec<SegmentId> = chosen.iter().map(|&id| SegmentId(id)).collect();
+            db.shared.engine.is_oldest(SegmentId(id), &chosen)
+        };
+        assert!(is_oldest(2, &[]) && is_oldest(4, &[]), "its own versions go with it");
+        assert!(!is_oldest(3, &[]) && !is_oldest(3, &[2]) && !is_oldest(5, &[]));
+        assert!(is_oldest(3, &[4]) && is_oldest(5, &[4]), "what is chosen goes too");
+        assert!(!is_oldest(6, &[]), "it is gone");
+    }
+
     /// What was superseded is not read, so it may rot; what may be needed is not let go of when it has.
     #[test]
     fn only_what_may_be_needed_has_to_verify() {
