@@ -437,3 +437,14 @@ impl Engine {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_op_that_is_carried_has_room_for_its_lsn_and_a_longer_link() {
+        let frame = |ops: usize| chunk_room(ops, 50 * ops) - chunk_room(0, 0);
+        assert_eq!(frame(1_000), 1_000 * (50 + 10 + 8 + Table::ENTRY_BYTES));
+    }
+}

@@ -671,7 +671,8 @@ mod tests {
             let db = options.segment_bytes(16 << 10).compaction(false).open("sim").unwrap();
             let rows = db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap();
             let token = Token::new(1).unwrap();
-            for key in [&b"superseded"[..], b"still there", b"superseded"] {
+            // The last of them was superseded first.
+            for key in [&b"superseded"[..], b"too", b"still there", b"too", b"superseded"] {
                 rows.put(token, key, b"value").unwrap();
             }
             let engine = &db.shared.engine;
@@ -729,6 +730,9 @@ mod tests {
         for (&id, before) in stay {
             let after = buried(id);
             assert!(before.iter().all(|offset| after.contains(offset)));
+            // What was carried is an older version here now, which a delete elsewhere covers.
+            let used = *engine.tail.lock().usage.get(id).unwrap();
+            assert_eq!((used.keys + used.dead, used.live > 0), (24, used.keys > 0), "{used:?}");
         }
     }
 
@@ -756,6 +760,51 @@ mod tests {
         db.close().unwrap();
         let created = open(2).open_keyspace("created").unwrap().unwrap();
         assert_eq!(&*created.get(b"key").unwrap().unwrap(), b"value");
+    }
+
+    /// Carried releases counted as garbage, so that where a lease held the marks of many fences back, each round carried
+    /// what the one before had carried, for ever.
+    #[test]
+    fn compaction_comes_to_an_end_where_marks_and_releases_must_stay() {
+        let db = store_of(&[]);
+        let engine = &db.shared.engine;
+        let jobs = db.keyspace("jobs", KeyspaceOptions::new()).unwrap();
+        let held = jobs.lease(b"held").acquire().unwrap();
+        for n in 0..5_000u32 {
+            jobs.lease(&n.to_be_bytes()).acquire().unwrap().release().unwrap();
+        }
+        // Of two in a row one may be a look at what was carried that finds nothing sealed.
+        let round = || engine.compact_some(Who::Background).unwrap();
+        let rounds = (0..200).take_while(|_| round() || round()).count();
+        assert!((5..100).contains(&rounds), "{rounds} rounds, {:?}", db.stats());
+        held.release().unwrap();
+    }
+
+    #[test]
+    fn a_delete_goes_in_the_oldest_segment_or_where_a_look_finds_nothing_that_it_covers() {
+        for deletes in [Deletes::Oldest, Deletes::LookedUp] {
+            let db = store_of(&[]);
+            let engine = &db.shared.engine;
+            let options = KeyspaceOptions::new().tokens(Tokens::External).scope(Scope::Prefix(b'/'));
+            let rows = db.keyspace("rows", options).unwrap();
+            let token = Token::new(1).unwrap();
+            let seal = || {
+                let id = engine.tail.lock().active.as_ref().unwrap().segment.id;
+                engine.seal_active().unwrap();
+                id
+            };
+            rows.put(token, b"other", b"value").unwrap();
+            let first = seal();
+            rows.put(token, b"gone", b"value").unwrap();
+            rows.delete(token, b"gone").unwrap();
+            let second = seal();
+            // An older version in the first, which no delete covers.
+            rows.put(token, b"other", b"value").unwrap();
+            let third = seal();
+            let chosen = if deletes == Deletes::Oldest { vec![first, second, third] } else { vec![second] };
+            engine.round(&mut engine.compactor.lock(), &chosen, deletes, Who::Background).unwrap();
+            assert_eq!(engine.counters.dropped.load(Ordering::Relaxed), 1, "{deletes:?}");
+        }
     }
 
     /// A scan counted 47 bytes more than an index file in one image of a campaign: the newest state of a fence was
