@@ -89,6 +89,46 @@ fn what_was_given_back_does_not_come_back_in_any_order() {
     }
 }
 
+/// A release is for the grant that set the mark; of earlier ones nobody asks any more, nor of the grants themselves.
+#[test]
+fn of_many_grants_and_releases_of_a_fence_the_last_are_kept() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let jobs = prefix(&db, "jobs");
+    // Pins the floor.
+    keep(jobs.lease(b"held/").ttl(Ttl::INFINITE).acquire().unwrap());
+    for _ in 0..1_000 {
+        jobs.lease(b"k/").acquire().unwrap().release().unwrap();
+    }
+    keep(jobs.lease(b"k/").acquire().unwrap());
+    churn(&db);
+    let before = db.stats().carried_bytes;
+    db.compact().unwrap();
+    let carried = db.stats().carried_bytes - before;
+    // The three values of the churn among them.
+    assert!((2_700..6_000).contains(&carried), "{carried} bytes");
+}
+
+/// Nobody gave it back, so the next open would wait for it once more.
+#[test]
+fn a_grant_whose_lease_ran_out_is_carried_as_a_mark() {
+    let sim = Sim::new();
+    let db = sim.open();
+    for ks in [key(&db, "keys"), prefix(&db, "jobs")] {
+        // Pins the floor.
+        keep(ks.lease(b"held/").ttl(Ttl::INFINITE).acquire().unwrap());
+        keep(ks.lease(b"k/").ttl(secs(50)).acquire().unwrap());
+    }
+    sim.clock.advance(secs(51));
+    churn(&db);
+    db.compact().unwrap();
+    let db = sim.fork().options().lease_grace(secs(60)).open("sim").unwrap();
+    for ks in [key(&db, "keys"), prefix(&db, "jobs")] {
+        drop(ks.lease(b"k/").try_acquire().expect("it was over"));
+        assert_err!(ks.lease(b"held/").try_acquire(), Error::Held { .. });
+    }
+}
+
 #[test]
 fn a_lease_without_an_end_stays_listed_until_it_is_broken() {
     let mut sim = Sim::new();

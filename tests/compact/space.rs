@@ -100,6 +100,23 @@ fn a_write_on_a_full_disk_gives_back_what_is_dead() {
     }
 }
 
+/// What is carried at once fits a spare: on a full disk there will be no larger one.
+#[test]
+fn what_is_carried_on_a_full_disk_fits_its_spares() {
+    for every in 2..6 {
+        let sim = Sim::new();
+        let db = sim.open();
+        sim.disk.set_budget(Some(used(&sim.disk) + 40 * (16 << 10)));
+        let count = fill(&db, FILL.len());
+        let rows = external(&db, "rows");
+        for n in (0..count).step_by(every) {
+            rows.delete(token(1), &n.to_be_bytes()).unwrap();
+        }
+        let compacted = db.compact().unwrap();
+        assert!(compacted.segments as usize > 30 / every, "one of {every}: {compacted:?}");
+    }
+}
+
 /// What a full disk gives back for a value larger than every segment so far is not kept as spares too small for it.
 #[test]
 fn a_write_larger_than_every_segment_finds_room_on_a_full_disk() {
