@@ -777,7 +777,32 @@ mod tests {
         let round = || engine.compact_some(Who::Background).unwrap();
         let rounds = (0..200).take_while(|_| round() || round()).count();
         assert!((5..100).contains(&rounds), "{rounds} rounds, {:?}", db.stats());
+        assert!(!engine.is_littered(Who::Background), "what is gone is no garbage");
         held.release().unwrap();
+    }
+
+    #[test]
+    fn what_is_carried_again_counts_once_though_its_segment_waits_for_a_reader() {
+        let db = store_of(&[]);
+        let engine = &db.shared.engine;
+        let rows = db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap();
+        let token = Token::new(1).unwrap();
+        let round = || {
+            let id = engine.tail.lock().active.as_ref().unwrap().segment.id;
+            engine.seal_active().unwrap();
+            engine.round(&mut engine.compactor.lock(), &[id], Deletes::Oldest, Who::Background).unwrap();
+            engine.tail.lock().usage.carried()
+        };
+        for n in 0..50u8 {
+            rows.raise(token, &[n]).unwrap();
+        }
+        let once = round();
+        let view = db.snapshot();
+        rows.put(token, b"key", b"value").unwrap();
+        let twice = round();
+        assert!(once > 50 * 10 && engine.compaction_waits());
+        assert!((once..once + 50).contains(&twice), "{once}, then {twice}");
+        drop(view);
     }
 
     #[test]

@@ -97,8 +97,11 @@ fn of_many_grants_and_releases_of_a_fence_the_last_are_kept() {
     let jobs = prefix(&db, "jobs");
     // Pins the floor.
     keep(jobs.lease(b"held/").ttl(Ttl::INFINITE).acquire().unwrap());
+    let rows = external(&db, "rows");
     for _ in 0..1_000 {
         jobs.lease(b"k/").acquire().unwrap().release().unwrap();
+        // The release rides with it.
+        rows.put(token(1), b"row", b"x").unwrap();
     }
     keep(jobs.lease(b"k/").acquire().unwrap());
     churn(&db);
