@@ -13,7 +13,7 @@ use crate::keyspace::Keyspace;
 use crate::lease::Terms;
 use crate::sync::{Arc, Ordering};
 use crate::types::{Lsn, Token};
-use crate::waiters::{Ask, Granted, Slots, Waiter};
+use crate::waiter::{Ask, Granted, Slots, Waiter};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;

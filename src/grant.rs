@@ -17,7 +17,7 @@ use crate::op::{GrantValue, Kind, Links, Op};
 use crate::slots::{MAX_SLOTS, slot_name};
 use crate::sync::{Arc, Ordering};
 use crate::types::{Excerpt, Location, Lsn, OperationId, OwnerId, Token};
-use crate::waiters::{Ask, Granted};
+use crate::waiter::{Ask, Granted};
 use std::ops::Deref;
 
 /// One try at a fence.

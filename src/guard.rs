@@ -12,7 +12,7 @@ use crate::keyspace::Keyspace;
 use crate::lease::{Ending, FOREVER, Grant};
 use crate::sync::{Arc, Ordering};
 use crate::types::{Excerpt, OperationId, OwnerId, Token, Ttl};
-use crate::waiters::Granted;
+use crate::waiter::Granted;
 use crate::watches::Keep;
 use std::fmt;
 use std::future::Future;

@@ -18,7 +18,7 @@ use crate::lease::{FenceId, Grant};
 use crate::log::pool::Need;
 use crate::sync::{Arc, Ordering};
 use crate::types::{KeyspaceId, Lsn, Token};
-use crate::waiters::{Ask, Asleep, QueueId, Waiter};
+use crate::waiter::{Ask, Asleep, Granted, QueueId, Waiter};
 use crate::watches::Keep;
 use std::time::Duration;
 
@@ -264,7 +264,7 @@ impl Engine {
         }
     }
 
-    fn tell(&self, waiter: &Arc<Waiter>, answer: Result<crate::waiters::Granted>) {
+    fn tell(&self, waiter: &Arc<Waiter>, answer: Result<Granted>) {
         let asleep = waiter.queued().map_or(Asleep::Nobody, |queued| queued.tell(answer));
         self.waiters.remove(waiter);
         asleep.wake();

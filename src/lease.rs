@@ -208,9 +208,8 @@ pub(crate) struct Grant {
     fence: FenceId,
     token: Token,
     terms: Terms,
-    /// Where its record lies in the order: it may be enabled when that is durable.
+    /// Where its record lies in the order (it may be enabled when that is durable), and in the log, unless it was carried.
     lsn: Lsn,
-    /// Where that was appended; compaction may have carried it elsewhere since.
     pub(crate) at: Option<Location>,
     /// From an earlier life of the store: never live, perhaps kept for its holder.
     is_recorded: bool,
@@ -300,8 +299,7 @@ impl Grant {
     }
 
     fn is_believed(&self, now: u64) -> bool {
-        let until = self.held_until();
-        now < until || until == u64::MAX
+        now < self.held_until() || self.held_until() == u64::MAX
     }
 
     /// How long ago it was granted.
@@ -319,8 +317,7 @@ impl Grant {
 
     /// Whether the grant is the fence's live one at `now`.
     pub(crate) fn is_live(&self, now: u64) -> bool {
-        let word = self.word.load(Ordering::Acquire);
-        deadline(word).is_some_and(|deadline| !is_past(deadline, now))
+        deadline(self.word.load(Ordering::Acquire)).is_some_and(|deadline| !is_past(deadline, now))
     }
 
     /// Whether its holder may go on at `now`.

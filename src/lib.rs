@@ -39,6 +39,7 @@ mod slots;
 mod group_commit;
 mod lease;
 mod lease_table;
+mod waiter;
 mod waiters;
 mod watches;
 mod op;

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::keyspace::Keyspace;
 use crate::lease::FenceId;
 use crate::types::{Mark, OwnerId, Token};
-use crate::waiters::QueueId;
+use crate::waiter::QueueId;
 use std::time::Duration;
 
 /// One fence that is not to be had, and why; from [`Keyspace::holders`].

@@ -12,7 +12,7 @@ use crate::lease::Terms;
 use crate::options::Tokens;
 use crate::slots::check_slots;
 use crate::types::{OwnerId, Token, Ttl};
-use crate::waiters::Slots;
+use crate::waiter::Slots;
 use std::time::Duration;
 
 /// A lease about to be asked for; made by [`Keyspace::lease`].

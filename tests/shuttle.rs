@@ -33,6 +33,8 @@ mod shuttled;
 mod slots;
 #[path = "../src/types.rs"]
 mod types;
+#[path = "../src/waiter.rs"]
+mod waiter;
 #[path = "../src/waiters.rs"]
 mod waiters;
 #[path = "../src/watches.rs"]
@@ -52,7 +54,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use sync::{Arc, AtomicBool, AtomicUsize, Mutex, Ordering, time};
 use types::{KeyspaceId, Lsn, OwnerId, Token, Ttl};
-use waiters::{Ask, Asleep, Granted, QueueId, Slots, Waiter, Waiters};
+use waiter::{Ask, Asleep, Granted, QueueId, Slots, Waiter};
+use waiters::Waiters;
 use watches::{Keep, Watches};
 
 /// The one word of `src/options.rs` that the kernels use.
