@@ -6,7 +6,9 @@
 //! Read next: `commit.rs`, which puts it on the disk.
 
 use crate::admit::{Change, ChangeKind, Fence, Write};
-use crate::engine::{Active, Engine, FenceView, Filled, KeyspaceState, Released, Tail, Version, Work};
+use crate::engine::{
+    Active, Engine, FenceView, Filled, KeyspaceState, Released, StateMove, Tail, Version, Work,
+};
 use crate::error::{Error, Result};
 use crate::fence::{self, FenceState};
 use crate::format::frame::{BodySum, FRAME_HEADER_BYTES};
@@ -259,10 +261,10 @@ impl Engine {
             let op =
                 Op { kind: change.kind.op(), keyspace, token, key: change.key, value: change.value, links };
             let (at, weight) = frame.push(&op, change.value_checksum);
-            let carries_at = apart.unwrap_or(at);
-            work.places.push((at, weight, sets.then_some((before, carries_at))));
-            if sets {
-                *carrier = Some(carries_at);
+            let moved = sets.then_some(StateMove { from: before, to: apart.unwrap_or(at) });
+            work.places.push((at, weight, moved));
+            if let Some(moved) = moved {
+                *carrier = Some(moved.to);
             }
         }
         frame.finish();
@@ -289,7 +291,7 @@ impl Engine {
     /// Points the names at what was appended. Readers follow the links back until it is visible.
     fn point_write(&self, tail: &mut Tail, work: &Work, write: &Write<'_>, lsn: Lsn, guard: &Guard) {
         let places = write.changes.iter().zip(&work.versions).zip(&work.places);
-        for (n, ((change, version), &(at, weight, state))) in places.enumerate() {
+        for (n, ((change, version), &(at, weight, moved))) in places.enumerate() {
             if n.is_multiple_of(SIDE_BY_SIDE) && write.changes.len() > 1 {
                 let next = write.changes[n..].iter().take(SIDE_BY_SIDE);
                 self.slots.touch(next.map(|change| change.hash), guard);
@@ -307,9 +309,9 @@ impl Engine {
                 }
                 self.note_presence(tail, change, version.is_some_and(|version| version.is_put), lsn);
             }
-            if let Some((before, carries_at)) = state {
+            if let Some(StateMove { from: before, to }) = moved {
                 change.keyspace.note_fence();
-                point(tail, fence.hashes.own, before, carries_at);
+                point(tail, fence.hashes.own, before, to);
                 let view = &work.views[change.fence];
                 if let Some(before) = before.filter(|_| before == view.at) {
                     tail.usage.remove(before, view.weight);

@@ -73,9 +73,15 @@ pub(crate) struct Work {
     pub versions: Vec<Option<Version>>,
     /// The op that carries the new state of each fence.
     pub carriers: Vec<Option<Location>>,
-    /// Where each change came to lie, what it counts for; and if it sets the state of its fence, what carried that
-    /// before, and what does now.
-    pub places: Vec<(Location, Weight, Option<(Option<Location>, Location)>)>,
+    /// Where each change came to lie, what it counts for, and what it does to the state of its fence.
+    pub places: Vec<(Location, Weight, Option<StateMove>)>,
+}
+
+/// What carried the state of a fence, and what does now.
+#[derive(Clone, Copy)]
+pub(crate) struct StateMove {
+    pub from: Option<Location>,
+    pub to: Location,
 }
 
 /// The newest version of a key.

@@ -319,7 +319,7 @@ mod tests {
             (Kind::Grant, Weight::default(), Weight { is_carried: true, ..whole }),
             (Kind::Mark, Weight::default(), Weight { is_carried: true, ..whole }),
             (Kind::Release, Weight::default(), Weight { is_carried: true, ..whole }),
-            (Kind::Floor, Weight::default(), Weight::default()),
+            (Kind::Floor, Weight::default(), Weight { is_carried: true, ..whole }),
         ] {
             let weights = [false, true].map(|is_moved| Weight::new(kind, is_moved, 30));
             assert_eq!(weights, [written, carried], "{kind:?}");
