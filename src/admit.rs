@@ -65,6 +65,12 @@ pub(crate) struct Fence<'a> {
 }
 
 impl Fence<'_> {
+    /// Whether its token is good also by the highest one of the keyspace or the store: nobody knows which op that was,
+    /// but it is appended.
+    fn is_judged_by_others(&self) -> bool {
+        self.raises || self.keyspace.options.jump_cap.is_some()
+    }
+
     /// The hash under which its state is found most of the time.
     fn likely_hash(&self) -> u64 {
         match self.keyspace.options.scope {
@@ -196,10 +202,13 @@ impl Engine {
             )
             .and_then(|()| conditions.try_for_each(|condition| self.check_condition(condition, guard)))
             .map_err(|refused| {
-                // To come so far the tokens had to be good, and so this rests on the marks as well.
-                let marks = write.fences.iter().zip(views.iter());
-                let marks = marks.map(|(fence, view)| view.state.lsn.max(fence.keyspace.floor_lsn()));
-                Refused { rests_on: marks.fold(refused.rests_on, Lsn::max), ..refused }
+                // To come so far the tokens had to be good, and so this rests on what they were judged by as well.
+                let grounds = write.fences.iter().zip(views.iter());
+                let grounds = grounds.map(|(fence, view)| match fence.is_judged_by_others() {
+                    true => tail.last(),
+                    false => view.state.lsn.max(fence.keyspace.floor_lsn()),
+                });
+                Refused { rests_on: grounds.fold(refused.rests_on, Lsn::max), ..refused }
             })
     }
 

@@ -133,6 +133,31 @@ fn d4_an_answer_whose_ground_was_lost_is_indeterminate_and_not_a_refusal() {
     assert_eq!(sim.disk.faults_fired(), 1);
 }
 
+/// Found by a campaign (seed 53): a token was no jump because of another that was appended and not durable, and then the
+/// condition of its write did not hold. After a crash it would have been a jump.
+#[test]
+fn d4_a_conflict_rests_on_what_let_its_token_pass() {
+    let sim = Sim::new();
+    let db = sim.open();
+    let capped = KeyspaceOptions::new().tokens(Tokens::External).token_jump_cap(4);
+    let capped = db.keyspace("capped", capped).unwrap();
+    capped.put(token(2), b"a", b"1").unwrap();
+    let refused = |number| {
+        let mut batch = db.batch();
+        batch.put(&capped, token(number), b"c", b"").unwrap();
+        batch.expect(&capped, b"nothing", Expect::Present).unwrap().submit().unwrap()
+    };
+    let submitted = capped.submit_put(token(6), b"b", b"2").unwrap();
+    let answer = refused(10);
+    assert!(!answer.is_done() && !submitted.is_done(), "neither is durable");
+    assert_err!(answer.wait(), Error::Conflict { .. });
+    assert!(submitted.is_done(), "what the refusal rests on went first");
+    let submitted = capped.submit_put(token(7), b"d", b"3").unwrap();
+    sim.disk.fail(Fault::new(CallKind::SyncData, std::io::ErrorKind::Other));
+    assert_err!(refused(11).wait(), Error::Indeterminate { .. });
+    assert_err!(submitted.wait(), Error::Indeterminate { .. });
+}
+
 /// A floor whose sync failed may be gone after a reopen: nobody is told that it fenced him.
 #[test]
 fn d4_a_floor_whose_sync_failed_fences_nobody() {
