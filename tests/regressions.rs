@@ -5,7 +5,7 @@ mod support;
 use std::io::ErrorKind;
 use std::time::Duration;
 use support::shown::open;
-use tidewall::storage::{CallKind, Crash, Fault, SimDisk};
+use tidewall::storage::{Access, CallKind, Crash, Fault, SimDisk, Storage};
 use tidewall::{
     Db, Error, Expect, Found, Keyspace, KeyspaceOptions, LastOperation, ManualClock, OperationId, Options,
     Restore, Scope, Token, Tokens,
@@ -339,6 +339,33 @@ fn of_two_whole_copies_of_the_list_the_newer_counts() {
             assert_eq!(external(&db).iter().count(), 4);
         }
     }
+}
+
+/// The same, made on purpose: beside the newest copy lies one from before segments went.
+#[test]
+fn beside_a_copy_of_the_list_from_long_ago_the_newest_counts() {
+    let disk = SimDisk::new();
+    start(&disk, 1).close().unwrap();
+    let db = start(&disk, 1);
+    let rows = external(&db);
+    for n in 0..60u8 {
+        rows.put(token(1), &[n % 3], &[7; 900]).unwrap();
+    }
+    let before = disk.read_file("STORE").unwrap();
+    db.checkpoint_into(disk.dir("copy")).unwrap();
+    for n in 0..60u8 {
+        rows.put(token(1), &[n % 3], &[8; 900]).unwrap();
+    }
+    db.compact().unwrap();
+    let opens = [0, before.len() / 2].map(|from| {
+        let image = disk.kill();
+        let file = image.open("STORE", Access::Write).unwrap();
+        file.write_all_at(&before[from..][..before.len() / 2], from as u64).unwrap();
+        file.sync_data().unwrap();
+        drop(file);
+        open(&image, &ManualClock::new(), 2).is_ok_and(|db| external(&db).iter().count() == 3)
+    });
+    assert!(opens.contains(&true), "{opens:?}");
 }
 
 /// Compaction forgot a mark, and the operation committed under it, beneath a folded floor. `raise_all` lifted
