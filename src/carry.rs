@@ -199,15 +199,16 @@ impl Engine {
     /// sure to go as well, for what a round that fails has let go of the next one would not carry.
     pub fn drop_deletes(&self, deletes: &Deletes, segments: &[SegmentId]) {
         for &(hash, at) in deletes.iter().filter(|(_, at)| segments.contains(&at.segment)) {
+            // Read in front of the lock. A key that cannot be read stays in its order: it has no value.
+            let guard = crossbeam_epoch::pin();
+            let op = self.segments.op(at, &guard).ok().flatten();
             let mut tail = self.tail.lock();
             if !tail.slots.remove(hash, Segments::place(at)) {
                 // Written anew meanwhile.
                 continue;
             }
             self.counters.dropped.fetch_add(1, Ordering::Relaxed);
-            // A key that cannot be read stays in its order: it has no value.
-            let guard = crossbeam_epoch::pin();
-            if let Ok(Some(op)) = self.segments.op(at, &guard)
+            if let Some(op) = op
                 && let Some(keyspace) = self.keyspace_by_id(op.head.keyspace)
             {
                 tail.usage.remove(at, Weight::of(&op.head));
