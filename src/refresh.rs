@@ -7,7 +7,7 @@
 //! Read next: `index_file.rs`, the bytes; `recover.rs`, the same from the front.
 
 use crate::clock::{Clock, SystemClock};
-use crate::engine::Engine;
+use crate::engine::{Engine, KeyspaceState};
 use crate::error::{Error, Result};
 use crate::events;
 use crate::format::header::{End, Listed, StoreBlock};
@@ -108,6 +108,9 @@ impl Engine {
         }
         let storage = self.pool.storage();
         let (replay, segments) = self.replay_sealed(&cut)?;
+        if replay.keyspaces.iter().any(|keyspace| self.was_told_elsewhere(keyspace, cut.bound.lsn)) {
+            return Ok(());
+        }
         let head = replay.head(self.store_id, cut.bound, &segments);
         let failed = |e: io::Error| Error::io(format!("writing {}", name::index(cut.bound.lsn)), e);
         let bytes = index_file::write(storage, head, &replay.slots).map_err(failed)?;
@@ -123,6 +126,13 @@ impl Engine {
             let _ = storage.remove(&name::index(cut.block.index));
         }
         Ok(())
+    }
+
+    /// Whether a restored keyspace was told a floor by an op that compaction has carried behind what is sealed: an index
+    /// file would say that it needs one, and count as newer than that op.
+    fn was_told_elsewhere(&self, replayed: &KeyspaceState, bound: Lsn) -> bool {
+        let now = self.keyspace_by_id(replayed.id);
+        replayed.needs_floor() && now.is_some_and(|now| !now.needs_floor() && now.floor_lsn() <= bound)
     }
 
     /// The log up to the last seal. What compaction retires later stays readable while this is held.
@@ -171,6 +181,7 @@ impl Engine {
             loaded.push(Loaded { segment, table, end, counter: found.header.counter.max(counter) });
         }
         loaded.iter().try_for_each(|loaded| replay.keyspaces(loaded))?;
+        replay.know(&self.keyspaces.read());
         read_ahead(&loaded, replay.seed, background, |batch| {
             let segment = &loaded[batch.segment];
             if batch.begins {

@@ -88,8 +88,9 @@ impl Replay {
             if keyspace.numbers_operations {
                 state.note_numbered();
             }
-            // What lies behind the index says so anew, or was carried and is older.
-            replay.floor_asked.insert(id, head.bound.lsn);
+            // What was carried behind the index may be older. That it needs none its floor has told, if it ever needed one.
+            let told = if value.needs_floor { head.bound.lsn } else { raised.1.max(folded.1) };
+            replay.floor_asked.insert(id, told);
             replay.keyspaces.push(Arc::new(state));
         }
         for grant in head.grants.iter().filter(|grant| is_there(grant.at.segment)) {
@@ -177,6 +178,16 @@ impl Replay {
             }
         }
         Ok(())
+    }
+
+    /// Knows these too, of which the op that creates them may have been carried behind what is replayed.
+    pub fn know(&mut self, keyspaces: &[Arc<KeyspaceState>]) {
+        for KeyspaceState { id, name, options, .. } in keyspaces.iter().map(Arc::as_ref) {
+            if let Err(at) = self.keyspaces.binary_search_by_key(id, |keyspace| keyspace.id) {
+                let state = KeyspaceState::new(*id, name.clone(), *options, false);
+                self.keyspaces.insert(at, Arc::new(state));
+            }
+        }
     }
 
     /// A segment whose ops come next.

@@ -4,7 +4,7 @@ mod support;
 
 use std::io::ErrorKind;
 use std::time::Duration;
-use support::shown::open;
+use support::shown::{is_index, open, options_of_sim};
 use tidewall::storage::{Access, CallKind, Crash, Fault, SimDisk, Storage};
 use tidewall::{
     Db, Error, Expect, Found, Keyspace, KeyspaceOptions, LastOperation, ManualClock, OperationId, Options,
@@ -422,6 +422,65 @@ fn a_restored_keyspace_told_its_old_floor_needs_none_again() {
     external(&db).put(token(5), b"key", b"value").unwrap();
     db.close().unwrap();
     external(&start(&new, 4)).put(token(5), b"key", b"value").unwrap();
+}
+
+/// More than a segment that is needed, with some garbage in between, so that each segment is worth a round.
+fn ballast(db: &Db, name: &str) {
+    let other = db.keyspace(name, KeyspaceOptions::new()).unwrap();
+    for n in 0..20 {
+        for (key, len) in [(n, 900), (99, 300)] {
+            let lease = other.lease(&[key]).acquire().unwrap();
+            other.put(lease.token(), &[key], &vec![7; len]).unwrap();
+        }
+    }
+}
+
+/// A store that was restored, with its keyspace of external tokens created a segment before it was shut.
+fn restored() -> SimDisk {
+    let disk = SimDisk::new();
+    let db = start(&disk, 2);
+    external(&db).put(token(5), b"key", b"value").unwrap();
+    ballast(&db, "before");
+    db.close().unwrap();
+    let new = disk.dir("new");
+    Restore::new().deterministic(3).run_on(disk, new.clone()).unwrap();
+    new
+}
+
+fn indices(disk: &SimDisk) -> usize {
+    disk.file_names().iter().filter(|name| is_index(name)).count()
+}
+
+/// Compaction had carried the floor that a restored keyspace was told behind the end of what is sealed. An index file
+/// made then did not know of it, and yet counted as newer: behind the next open the keyspace was shut again.
+#[test]
+fn an_index_file_knows_that_a_restored_keyspace_was_told_its_floor() {
+    let disk = restored();
+    let db = start(&disk, 4);
+    ballast(&db, "behind");
+    external(&db).raise_all(token(5)).unwrap();
+    db.compact().unwrap();
+    external(&start(&disk.kill().dir("new"), 6)).put(token(5), b"key", b"more").unwrap();
+}
+
+/// The same of the op that shuts it: behind the next open it took writes although it was never told a floor.
+#[test]
+fn an_index_file_knows_that_a_restored_keyspace_was_told_no_floor() {
+    let disk = restored();
+    // Restoring leaves a spare of the usual size: that is used up first.
+    let db = start(&disk, 6);
+    let filler = db.keyspace("filler", KeyspaceOptions::new()).unwrap();
+    let lease = filler.lease(b"f").acquire().unwrap();
+    (0..90).for_each(|_| _ = filler.put(lease.token(), b"f", &[0; 12_000]).unwrap());
+    drop((lease, filler));
+    db.close().unwrap();
+    // The first index file is made when all has been carried.
+    let db = options_of_sim(&disk, &ManualClock::new(), 4).index_every(1).open("sim").unwrap();
+    assert_eq!(indices(&disk), 0);
+    eprintln!("{:?} {:?}", db.compact(), disk.file_names());
+    assert_eq!(indices(&disk), 1);
+    let put = external(&start(&disk.kill().dir("new"), 7)).put(token(5), b"key", b"late");
+    assert!(matches!(put, Err(Error::NeedsFloor { .. })), "{put:?}");
 }
 
 /// `raise_all` answered that the floor was there already, of a token that folding had fenced meanwhile.
