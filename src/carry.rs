@@ -170,10 +170,18 @@ impl Engine {
         let most = self.pool.asked_bytes().saturating_sub(2 * HEADER_BYTES).max(least);
         let mut chunk: Vec<Found<'_>> = Vec::new();
         let (mut taken, mut carried, mut deletes) = (0, 0, Deletes::new());
+        let mut unnamed = HashSet::new();
         for (at, victim) in victims.iter().enumerate() {
             for op in victim.ops() {
                 let op = op?;
                 if !self.may_be_needed(&op) {
+                    continue;
+                }
+                // A round that was cut short has left copies: of an op that no name leads to, one is enough.
+                let is_unnamed =
+                    !matches!(op.head.kind, Kind::Put | Kind::Delete | Kind::Mark) && !self.is_named(&op);
+                if is_unnamed && !unnamed.insert((op.head.kind, op.head.keyspace, op.lsn, op.key().to_vec()))
+                {
                     continue;
                 }
                 victim.segment.check_value(&op)?;
@@ -220,17 +228,22 @@ impl Engine {
     /// Without a lock: what is not needed now never will be.
     pub fn may_be_needed(&self, op: &OpRef<'_>) -> bool {
         let Some(keyspace) = self.keyspace_by_id(op.head.keyspace) else { return true };
-        let guard = crossbeam_epoch::pin();
-        let place = Segments::place(op.at);
-        let stands = |class, name: &[u8]| self.slots.holds(self.hash(&keyspace, class, name), place, &guard);
         match op.head.kind {
             Kind::Put | Kind::Delete | Kind::Grant | Kind::Mark => {
-                self.is_held(&keyspace, op.head.kind, op.key(), op.head.token)
-                    || op.head.kind.is_value() && stands(Class::Key, op.key())
-                    || state_name(&keyspace, op).is_some_and(|name| stands(Class::Fence, name))
+                self.is_held(&keyspace, op.head.kind, op.key(), op.head.token) || self.is_named(op)
             }
             _ => true,
         }
+    }
+
+    /// Whether a name leads to this very op.
+    fn is_named(&self, op: &OpRef<'_>) -> bool {
+        let Some(keyspace) = self.keyspace_by_id(op.head.keyspace) else { return false };
+        let guard = crossbeam_epoch::pin();
+        let place = Segments::place(op.at);
+        let stands = |class, name: &[u8]| self.slots.holds(self.hash(&keyspace, class, name), place, &guard);
+        op.head.kind.is_value() && stands(Class::Key, op.key())
+            || state_name(&keyspace, op).is_some_and(|name| stands(Class::Fence, name))
     }
 
     fn carry_chunk(
