@@ -11,6 +11,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod busy;
 mod errors;
 mod lives;
 mod power;
