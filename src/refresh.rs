@@ -87,6 +87,13 @@ impl Engine {
 
     /// Writes an index file if it is time to, and says what went wrong to whoever listens to events.
     pub fn refresh_index_if_due(&self, is_closing: bool) {
+        // One at a time: two would remove each other's file. What another one is at needs no second; but a close waits for
+        // it, for behind that the directory may be somebody else's.
+        let writing = &self.index.writing;
+        let alone = if is_closing { Some(writing.lock()) } else { writing.try_lock() };
+        if alone.is_none() {
+            return;
+        }
         if self.options.read_only || !self.is_index_due(is_closing) {
             return;
         }

@@ -8,7 +8,7 @@ use crate::format::header::Listed;
 use crate::index::OrderedKeys;
 use crate::log::segment::Segment;
 use crate::options::KeyspaceOptions;
-use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::types::{Excerpt, KeyspaceId, Lsn, SegmentId, Token};
 
 /// One keyspace in memory.
@@ -192,6 +192,8 @@ pub(crate) struct Compactor {
 /// The index file that there is.
 #[derive(Debug, Default)]
 pub(crate) struct Indexed {
+    /// Held by whoever writes one.
+    pub writing: Mutex<()>,
     /// How many ops were not covered when one could not be written: it is tried again when there are many more.
     pub put_off: AtomicU64,
     /// Its length, and the bytes of all that were written.

@@ -7,6 +7,7 @@
 mod support;
 
 use std::io::ErrorKind;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 use support::driver::{Driver, History};
 use support::shown::{Shown, is_index, keyspaces, options_of_sim, shown, without_index};
@@ -452,4 +453,79 @@ fn an_index_file_is_written_while_the_store_is_open() {
         }
         last = newest();
     }
+}
+
+/// A disk on which the first who makes an index file waits until the other is done.
+mod parked {
+    use super::is_index;
+    use std::io;
+    use std::sync::{Arc, Barrier};
+    use tidewall::storage::{Access, File, SimDisk, Storage};
+
+    #[derive(Clone, Debug)]
+    pub struct Parked {
+        pub disk: SimDisk,
+        /// Whoever is named so waits here twice.
+        pub gate: Arc<Barrier>,
+    }
+
+    impl Storage for Parked {
+        fn lock(&self, name: &str) -> io::Result<Box<dyn Send + Sync>> {
+            self.disk.lock(name)
+        }
+
+        fn open(&self, name: &str, access: Access) -> io::Result<Arc<dyn File>> {
+            if is_index(name) && access == Access::Create && std::thread::current().name() == Some("parked") {
+                self.gate.wait();
+                self.gate.wait();
+            }
+            self.disk.open(name, access)
+        }
+
+        fn list(&self) -> io::Result<Vec<String>> {
+            self.disk.list()
+        }
+
+        fn remove(&self, name: &str) -> io::Result<()> {
+            self.disk.remove(name)
+        }
+
+        fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+            self.disk.rename(from, to)
+        }
+
+        fn sync_dir(&self) -> io::Result<()> {
+            self.disk.sync_dir()
+        }
+
+        fn describe(&self) -> String {
+            self.disk.describe()
+        }
+    }
+}
+
+/// In a store without threads two callers came to write one at the same time: the second found the name taken, by the
+/// one that counted, and removed it.
+#[test]
+fn two_who_write_one_do_not_remove_it() {
+    let disk = SimDisk::new();
+    let gate = Arc::new(Barrier::new(2));
+    let storage = parked::Parked { disk: disk.clone(), gate: gate.clone() };
+    let options = options_of_sim(&disk, &ManualClock::new(), SEED).storage(storage);
+    let db = options.open("sim").unwrap();
+    let space = rows(&db);
+    // As many as leave the spares that there are unused, so that no writer makes one.
+    for n in 0..20u8 {
+        space.put(token(1), &[n], &[n; 900]).unwrap();
+    }
+    let other = db.clone();
+    let parked =
+        std::thread::Builder::new().name("parked".to_owned()).spawn(move || other.compact().unwrap());
+    gate.wait();
+    db.compact().unwrap();
+    gate.wait();
+    parked.unwrap().join().unwrap();
+    drop(space);
+    db.close().unwrap();
+    assert_eq!(open(&disk, SEED + 4).report().warnings, [""; 0]);
 }
