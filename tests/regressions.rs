@@ -735,3 +735,73 @@ fn a_value_keeps_its_bytes_when_the_store_is_opened_again() {
     assert!(values.iter().all(|value| value.iter().all(|&byte| byte == 1)));
     drop(snapshot);
 }
+
+/// A store whose list of segments is about to outgrow its file.
+fn nearly_outgrown() -> (SimDisk, usize) {
+    let disk = SimDisk::new();
+    let rows = external(&start(&disk, 1));
+    let len = || disk.read_file("STORE").unwrap().len();
+    let small = len();
+    let mut before = disk.kill();
+    for n in 0u32.. {
+        rows.put(token(5), &n.to_be_bytes(), &[7; 11_000]).unwrap();
+        if len() > small {
+            break;
+        }
+        if n > 850 {
+            before = disk.crash(Crash::None, 0);
+        }
+    }
+    (before, small)
+}
+
+/// A list that outgrew its file had its new name when the sync of the directory failed for want of space. That was
+/// taken for one that was never made, and the store went on with the old file, which had no name any more: what
+/// compaction struck out there was still listed at the next open, and missing.
+#[test]
+fn a_larger_list_whose_name_is_not_synced_is_not_given_up() {
+    let (before, small) = nearly_outgrown();
+    let mut grown = 0;
+    for call in 0..4 {
+        let disk = before.kill();
+        let db = start(&disk, 2);
+        let rows = external(&db);
+        disk.fail(Fault::new(CallKind::SyncDir, ErrorKind::StorageFull).nth(call).forever());
+        let put = |n: u32| rows.put(token(5), &n.to_be_bytes(), &[8; 11_000]);
+        if (1u32 << 16..).take(20).any(|n| put(n).is_err()) {
+            // Its space is wanted, and given back as far as that can be done.
+            let _ = rows.raise_all(token(6)).and_then(|_| rows.delete_prefix_some(token(6), b"", 400));
+            let _ = db.compact();
+        }
+        let left = rows.iter().count();
+        let killed = disk.kill();
+        grown += u32::from(killed.read_file("STORE").unwrap().len() > small);
+        let db = start(&killed, 3);
+        assert_eq!(external(&db).iter().count(), left, "call {call}");
+    }
+    assert!(grown > 0, "the list grew");
+}
+
+/// Where the disk had room for a segment and none for the larger list that was to name it, each attempt left the file of
+/// one, until the disk was full, and all of that was lost to the store until it was opened anew.
+#[test]
+fn a_list_without_room_to_grow_costs_no_segments() {
+    let (before, _) = nearly_outgrown();
+    let disk = before.kill();
+    let db = start(&disk, 2);
+    let rows = external(&db);
+    disk.fail(Fault::new(CallKind::WriteAt, ErrorKind::StorageFull).on("STORE.new").forever());
+    let put = |n: u32| rows.put(token(5), &n.to_be_bytes(), &[8; 11_000]);
+    let refused = (1u32 << 16..1 << 17).find_map(|n| put(n).err()).unwrap();
+    assert!(matches!(refused, Error::NoSpace { .. }), "{refused:?}");
+    let files = disk.file_names();
+    for n in 0..10 {
+        assert!(matches!(put(n), Err(Error::NoSpace { .. })));
+    }
+    assert!(disk.file_names() == files, "a file for each attempt");
+    disk.clear_faults();
+    put(1).unwrap();
+    db.close().unwrap();
+    start(&disk, 3);
+    assert_eq!(disk.file_names().len(), files.len() + 1, "nothing was left that no list names");
+}

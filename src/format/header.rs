@@ -267,11 +267,18 @@ pub(crate) struct StoreBlock {
     pub index: Lsn,
 }
 
-const LISTED_BYTES: usize = 18;
+/// One listed segment.
+pub(crate) const LISTED_BYTES: usize = 18;
 /// Beside the origin of a listed segment.
 const MARKED: u16 = 1 << 15;
 
 impl StoreBlock {
+    /// How many bytes [`StoreBlock::encode`] answers.
+    pub fn len(&self) -> usize {
+        let index = if self.index > Lsn::ZERO { 8 } else { 0 };
+        79 + 16 * self.ancestors.len() + LISTED_BYTES * self.segments.len() + index
+    }
+
     /// The bytes, with their length and checksum.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(128 + self.segments.len() * LISTED_BYTES);
@@ -454,7 +461,10 @@ mod tests {
         for at in 0..=512 {
             for (first, second) in [(&spare, &header), (&header, &spare)] {
                 let torn = [&first[..at], &second[at..]].concat();
-                assert!(SpareBlock::was_marked(&torn) && SpareBlock::may_be(&torn, &[7; 16]), "{at}");
+                assert!(
+                    SpareBlock::was_marked(&torn) && SpareBlock::may_be(&torn, &[7; 16]),
+                    "{at}"
+                );
             }
         }
     }

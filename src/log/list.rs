@@ -6,7 +6,7 @@
 //! Read next: `pool.rs`, which lists segments ahead of need.
 
 use crate::error::{Error, Result};
-use crate::format::header::{STORE_COPY_BYTES, StoreBlock};
+use crate::format::header::{LISTED_BYTES, STORE_COPY_BYTES, StoreBlock};
 use crate::format::name;
 use crate::storage::{Access, File, Storage};
 use crate::sync::Arc;
@@ -53,8 +53,10 @@ impl List {
     }
 
     fn create_as(name: &'static str, storage: Arc<dyn Storage>, block: StoreBlock) -> io::Result<Self> {
-        let capacity = block.encode().len().next_power_of_two().max(STORE_COPY_BYTES);
-        let file = write_new(&*storage, &block, capacity, name)?;
+        let capacity = block.len().next_power_of_two().max(STORE_COPY_BYTES);
+        let file = write_new(&*storage, &block, capacity)?;
+        storage.rename(name::STORE_NEW, name)?;
+        storage.sync_dir()?;
         let first = 0;
         let (failed, closed, unsure) = (false, false, false);
         Ok(List { storage, file, name, block, capacity, first, failed, closed, unsure, written: 0 })
@@ -152,14 +154,13 @@ impl List {
             self.write_copy(&self.block.encode(), 1 - self.first)?;
             self.unsure = false;
         }
-        self.block.generation += 1;
         let mut block = self.block.clone();
         change(&mut block);
         self.block.next_segment = block.next_segment;
+        self.fit(block.len())?;
+        self.block.generation += 1;
+        block.generation = self.block.generation;
         let bytes = block.encode();
-        if bytes.len() > self.capacity {
-            return self.grow(block, bytes.len());
-        }
         let (first, second) = (self.first, 1 - self.first);
         self.write_copy(&bytes, first)?;
         // Durable in one copy is durable: the newest valid one counts. Should the other fail now, it is the
@@ -177,21 +178,40 @@ impl List {
         synced
     }
 
-    /// A list that outgrew its copies moves to a larger file, whole before it gets the name.
-    fn grow(&mut self, block: StoreBlock, bytes: usize) -> io::Result<()> {
-        let capacity = bytes.next_power_of_two();
-        match write_new(&*self.storage, &block, capacity, self.name) {
-            Ok(file) => {
-                self.written += 2 * (capacity + bytes) as u64;
-                (self.file, self.block, self.capacity, self.first) = (file, block, capacity, 0);
-                Ok(())
-            }
-            Err(e) => {
-                self.failed = e.kind() != io::ErrorKind::StorageFull;
-                Err(e)
-            }
-        }
+    /// Sees to it that one more segment can be listed without a larger file: so one that finds no room is made before
+    /// there is anything to be listed.
+    ///
+    /// # Errors
+    /// As [`List::update`]; without room for a larger file the list stands as it is.
+    pub fn make_room(&mut self) -> io::Result<()> {
+        self.check_open()?;
+        self.fit(self.block.len() + LISTED_BYTES)
     }
+
+    /// A list that outgrows its copies moves to a larger file first, as it is and whole before it gets the name.
+    fn fit(&mut self, bytes: usize) -> io::Result<()> {
+        if bytes <= self.capacity {
+            return Ok(());
+        }
+        let capacity = bytes.next_power_of_two();
+        let file = write_new(&*self.storage, &self.block, capacity)?;
+        self.written += 2 * (capacity + self.block.len()) as u64;
+        let renamed = self.storage.rename(name::STORE_NEW, self.name);
+        // Without room nothing was renamed; else nobody knows. And once it was, this file has no name any more, or has it
+        // again after a power cut: whatever the sync of that says.
+        self.failed = renamed.as_ref().is_err_and(|e| !is_full(e));
+        renamed?;
+        let synced = self.storage.sync_dir();
+        self.failed = synced.is_err();
+        synced?;
+        (self.file, self.capacity, self.first, self.unsure) = (file, capacity, 0, false);
+        Ok(())
+    }
+}
+
+/// Whether an error says that there is no room.
+pub(crate) fn is_full(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// The second copy lies at the capacity, a power of two, of the first; found without believing the
@@ -207,12 +227,8 @@ pub(crate) fn second_copy(bytes: &[u8]) -> Result<Option<(usize, StoreBlock)>> {
     Ok(None)
 }
 
-fn write_new(
-    storage: &dyn Storage,
-    block: &StoreBlock,
-    capacity: usize,
-    name: &str,
-) -> io::Result<Arc<dyn File>> {
+/// Both copies in a file that waits for its name.
+fn write_new(storage: &dyn Storage, block: &StoreBlock, capacity: usize) -> io::Result<Arc<dyn File>> {
     match storage.remove(name::STORE_NEW) {
         Ok(()) => {}
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -232,7 +248,5 @@ fn write_new(
         let _ = storage.remove(name::STORE_NEW);
         return Err(e);
     }
-    storage.rename(name::STORE_NEW, name)?;
-    storage.sync_dir()?;
     Ok(file)
 }

@@ -6,7 +6,7 @@
 //!
 //! Read next: `engine.rs`, which takes spares under the tail lock.
 
-use super::list::List;
+use super::list::{List, is_full};
 use super::segment::Segments;
 use crate::entropy::Entropy;
 use crate::error::{Error, Result};
@@ -228,7 +228,7 @@ impl Pool {
     }
 
     fn try_make(&self, list: &mut List, bytes: u32) -> Result<()> {
-        list.check_open().map_err(|e| self.explain(e, bytes))?;
+        list.make_room().map_err(|e| self.explain(e, bytes))?;
         let life = self.entropy.u64()?;
         let mut id = free_id(list, list.block().next_segment);
         let mut others = 0;
@@ -293,7 +293,7 @@ impl Pool {
     }
 
     fn explain(&self, e: io::Error, bytes: u32) -> Error {
-        if matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+        if is_full(&e) {
             return Error::NoSpace { dir: self.storage.describe(), bytes: bytes as u64 };
         }
         Error::io(format!("preparing a segment in {}", self.storage.describe()), e)
