@@ -352,7 +352,7 @@ fn remove_unlisted(storage: &dyn Storage, block: &StoreBlock, given_up: &str) ->
     for file_name in storage.list().map_err(failed)? {
         let ours = match name::parse_segment(&file_name) {
             Some(id) if block.segments.iter().all(|listed| listed.segment != id) => {
-                is_ours(storage, &file_name, &block.store_id)
+                is_ours(storage, &file_name, id, block)
             }
             Some(_) => false,
             None if name::parse_index(&file_name).is_some_and(|at| at != block.index) => {
@@ -369,9 +369,12 @@ fn remove_unlisted(storage: &dyn Storage, block: &StoreBlock, given_up: &str) ->
     storage.sync_dir().map_err(failed)
 }
 
-fn is_ours(storage: &dyn Storage, file_name: &str, store_id: &[u8; 16]) -> bool {
+/// What a restore took over says still whose it was, and was listed once: so its id was given away.
+fn is_ours(storage: &dyn Storage, file_name: &str, id: SegmentId, block: &StoreBlock) -> bool {
+    let is_whose =
+        |store: &[u8; 16]| block.store_id == *store || block.is_kin(store) && id.0 < block.next_segment;
     begins_like(storage, file_name, |head| {
-        head.iter().all(|&byte| byte == 0) || SpareBlock::may_be(head, store_id)
+        head.iter().all(|&byte| byte == 0) || SpareBlock::may_be(head, is_whose)
     })
 }
 

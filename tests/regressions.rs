@@ -805,3 +805,35 @@ fn a_list_without_room_to_grow_costs_no_segments() {
     start(&disk, 3);
     assert_eq!(disk.file_names().len(), files.len() + 1, "nothing was left that no list names");
 }
+
+/// What a restored store had taken over and given back was another store's, by its id: where it could not be removed at
+/// once, it stayed for ever.
+#[test]
+fn what_a_restored_store_took_over_goes_with_it() {
+    let disk = SimDisk::new();
+    let db = start(&disk, 1);
+    let rows = external(&db);
+    for n in 0..60u8 {
+        rows.put(token(5), &[n], &[7; 2000]).unwrap();
+    }
+    drop(rows);
+    db.close().unwrap();
+    Restore::new().deterministic(2).run_on(disk.clone(), disk.dir("new")).unwrap();
+    let new = disk.dir("new");
+    let taken = new.file_names();
+    let db = start(&new, 3);
+    let rows = external(&db);
+    rows.raise_all(token(6)).unwrap();
+    for n in 0..60u8 {
+        rows.delete(token(6), &[n]).unwrap();
+    }
+    new.fail(Fault::new(CallKind::Remove, ErrorKind::Other).forever());
+    db.compact().unwrap();
+    drop(rows);
+    db.close().unwrap();
+    new.clear_faults();
+    let db = start(&new, 4);
+    let listed = db.stats().segments;
+    let segments = new.file_names().into_iter().filter(|name| name.ends_with(".seg")).count() as u64;
+    assert_eq!(segments, listed, "{:?} of {taken:?}", new.file_names());
+}

@@ -160,9 +160,10 @@ impl SpareBlock {
         (bytes.get(..HEADER_BYTES as usize)? == block.encode()).then_some(block)
     }
 
-    /// Whether a file of this store begins so: a spare, a segment, or what a tear makes of the two.
-    pub fn may_be(bytes: &[u8], store_id: &[u8; 16]) -> bool {
-        Self::was_marked(bytes) && bytes.get(PREAMBLE_BYTES..PREAMBLE_BYTES + 16) == Some(store_id)
+    /// Whether a file of such a store begins so: a spare, a segment, or what a tear makes of the two.
+    pub fn may_be(bytes: &[u8], is_it: impl FnOnce(&[u8; 16]) -> bool) -> bool {
+        let store_id = bytes.get(PREAMBLE_BYTES..).and_then(<[u8]>::first_chunk);
+        Self::was_marked(bytes) && store_id.is_some_and(is_it)
     }
 
     /// Whether a segment that was marked as a spare when it was listed may begin so, whatever became of it since.
@@ -455,14 +456,14 @@ mod tests {
             assert!(SpareBlock::decode(&bytes).is_none(), "bit {bit}");
         }
         assert!(SpareBlock::decode(&spare[..4095]).is_none() && SpareBlock::decode(&[0; 4096]).is_none());
-        assert!(!SpareBlock::may_be(&spare, &[8; 16]) && !SpareBlock::was_marked(&[0; 4096]));
+        assert!(!SpareBlock::may_be(&spare, |id| *id == [8; 16]) && !SpareBlock::was_marked(&[0; 4096]));
         assert!(!SegmentHeader::belongs_to(&spare, &[7; 16]), "it proves nothing about the list");
         let (header, _) = a_header().encode(salt());
         for at in 0..=512 {
             for (first, second) in [(&spare, &header), (&header, &spare)] {
                 let torn = [&first[..at], &second[at..]].concat();
                 assert!(
-                    SpareBlock::was_marked(&torn) && SpareBlock::may_be(&torn, &[7; 16]),
+                    SpareBlock::was_marked(&torn) && SpareBlock::may_be(&torn, |id| *id == [7; 16]),
                     "{at}"
                 );
             }
