@@ -133,7 +133,7 @@ impl Options {
         let recorded = std::mem::take(&mut recovered.replay.recorded);
         let grace = self.lease_grace;
         let engine = Arc::new(assemble(storage, name, self, recovered));
-        engine.keep_recorded(recorded, grace)?;
+        engine.keep_recorded(recorded, grace);
         events::opened(&engine.dir, report.segments, report.ops, report.cut_bytes, report.unproven_frames);
         report.warnings.iter().for_each(|what| events::warned(&engine.dir, what));
         let shared = Arc::new(Shared {

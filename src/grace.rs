@@ -6,7 +6,6 @@
 //! just before count, and for no longer than their ttl: ten opens within one ttl prolong nothing.
 
 use crate::engine::{Engine, When};
-use crate::error::Result;
 use crate::fence::is_fenced;
 use crate::format::index::IndexedGrant;
 use crate::lease::{FenceId, Grant, Terms};
@@ -68,14 +67,16 @@ impl Recorded {
 
 impl Engine {
     /// Puts what is recorded into the table: over, each fence kept for `grace` and its ttl at most.
-    pub fn keep_recorded(&self, recorded: Recorded, grace: Duration) -> Result<()> {
+    pub fn keep_recorded(&self, recorded: Recorded, grace: Duration) {
         let now = self.options.clock.now();
         let guard = crossbeam_epoch::pin();
         for ((id, fence), (token, value, _)) in recorded.grants {
             let keyspace = self.keyspaces.read().iter().find(|keyspace| keyspace.id == id).cloned();
             let Some(keyspace) = keyspace else { continue };
             let hashes = self.fence_hashes(&keyspace, &fence);
-            let mark = self.fence(&keyspace, &fence, hashes, When::Appended, &guard)?.state.mark;
+            // What cannot be read is not known to be over: whoever asks for it is told, and the store opens.
+            let view = self.fence(&keyspace, &fence, hashes, When::Appended, &guard);
+            let mark = view.map_or(0, |view| view.state.mark);
             // Upholds L5: a mark that has passed the token has ended the lease.
             if is_fenced(token, mark, keyspace.floor_appended()) {
                 continue;
@@ -102,6 +103,5 @@ impl Engine {
             let grant = Grant::recorded(of, token, terms, now, free_at, &self.bell);
             self.leases.insert(id, &fence, Arc::new(grant));
         }
-        Ok(())
     }
 }

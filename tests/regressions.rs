@@ -837,3 +837,32 @@ fn what_a_restored_store_took_over_goes_with_it() {
     let segments = new.file_names().into_iter().filter(|name| name.ends_with(".seg")).count() as u64;
     assert_eq!(segments, listed, "{:?} of {taken:?}", new.file_names());
 }
+
+/// An open that began with an index file looked at the grants in it when it had written its new incarnation: where one of
+/// them was damaged it answered that, and had changed `STORE` all the same; and the fences of all other holders were
+/// not kept for them any more by the next.
+#[test]
+fn a_damaged_grant_in_front_of_an_index_file_is_told_to_who_asks_for_it() {
+    let (disk, clock) = (SimDisk::new(), ManualClock::new());
+    let open = |disk: &SimDisk, seed| {
+        options_of_sim(disk, &clock, seed).lease_grace(Duration::from_secs(60)).open("sim")
+    };
+    let db = open(&disk, 4).unwrap();
+    let jobs = db.keyspace("jobs", KeyspaceOptions::new()).unwrap();
+    let _held = [&b"damaged fence"[..], b"other"].map(|key| jobs.lease(key).acquire().unwrap());
+    let rows = external(&db);
+    for n in 0..60u8 {
+        rows.put(token(1), &[n], &[n; 900]).unwrap();
+    }
+    let killed = disk.kill();
+    assert!(killed.file_names().iter().any(|name| is_index(name)));
+    let segment = killed.read_file("000001.seg").unwrap();
+    let at = segment.windows(13).position(|bytes| bytes == b"damaged fence").unwrap();
+    killed.flip_bit("000001.seg", at as u64, 0);
+    let db = open(&killed, 8).expect("nothing of the damage is read");
+    let jobs = db.keyspace("jobs", KeyspaceOptions::new()).unwrap();
+    for key in [&b"damaged fence"[..], b"other"] {
+        assert!(matches!(jobs.lease(key).try_acquire(), Err(Error::Held { .. })));
+    }
+    assert!(matches!(jobs.mark(b"damaged fence"), Err(Error::Corrupt { .. })));
+}
