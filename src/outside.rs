@@ -258,7 +258,7 @@ impl Inspection {
 
     /// The ids of the stores that this one was restored from, the nearest first.
     pub fn ancestors(&self) -> Vec<u128> {
-        self.block.ancestors.iter().map(|id| u128::from_le_bytes(*id)).collect()
+        self.block.ancestors.iter().rev().map(|id| u128::from_le_bytes(*id)).collect()
     }
 
     /// What tells this opening of the store from every other; drawn at each open for writing.
