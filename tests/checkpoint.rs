@@ -13,7 +13,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use store::{Sim, text, token};
 use tidewall::storage::{CallKind, Crash, Fault, SimDisk};
-use tidewall::{Db, Error, KeyspaceOptions, Options, Restore, Restored, Salvage, Token, Tokens, Verify};
+use tidewall::{
+    Db, Error, Inspection, KeyspaceOptions, Options, Restore, Restored, Salvage, Token, Tokens, Verify,
+};
 
 const COPY: &str = "copy";
 const NEW: &str = "new";
@@ -725,4 +727,35 @@ fn copies_that_may_not_be_written_are_copied() {
     let third = scratch.path().join("third");
     assert_err!(tidewall::restore(&damaged, &third), Error::Corrupt { .. });
     assert!(!third.exists());
+}
+
+/// A write of `STORE` failed behind the seal of a first attempt, and so nobody noted how long the sealed file was: every
+/// later copy of it wanted bytes that it did not have.
+#[test]
+fn a_segment_of_a_checkpoint_that_failed_is_copied_by_the_next() {
+    let sim = Sim::new();
+    let db = sim.open();
+    live(&db);
+    sim.disk.fail(Fault::new(CallKind::WriteAt, ErrorKind::Other).on("STORE.new"));
+    assert_err!(db.checkpoint_into(sim.disk.dir(COPY)), Error::Io { .. });
+    sim.disk.fail(Fault::new(CallKind::Link, ErrorKind::Other).forever());
+    let made = db.checkpoint_into(sim.disk.dir(COPY)).unwrap();
+    assert!(made.linked == 0 && made.copied > 0, "{made:?}");
+    assert_eq!(contents(&read_only(&sim.disk.dir(COPY)).unwrap()), contents(&db));
+}
+
+/// They were listed as `STORE` has them, the other way round.
+#[test]
+fn the_ancestors_of_a_store_are_seen_the_nearest_first() {
+    let sim = Sim::new();
+    live(&sim.open());
+    let disk = sim.disk.kill();
+    let child = |from: SimDisk, seed| {
+        Restore::new().deterministic(seed).run_on(from, disk.dir(&format!("child {seed}"))).unwrap();
+        disk.dir(&format!("child {seed}"))
+    };
+    let first = child(disk.clone(), 5);
+    let second = child(first.clone(), 6);
+    let seen = |disk: &SimDisk| Inspection::in_storage(Arc::new(disk.clone())).unwrap();
+    assert_eq!(seen(&second).ancestors(), [seen(&first).store_id(), seen(&disk).store_id()]);
 }
