@@ -95,13 +95,8 @@ impl Engine {
                 made.linked += 1;
                 continue;
             }
-            // Shorter than it is listed, where a write of the list failed behind its seal.
-            let file = &held.segment().file;
-            let len = file.len().map_err(|e| Error::io(format!("reading {file_name}"), e))?;
-            let len = len.min(listed.bytes as u64);
-            out.copy(&file_name, &**file, len)?;
+            made.copied_bytes += out.copy(&file_name, &*held.segment().file, listed.bytes as u64)?;
             made.copied += 1;
-            made.copied_bytes += len;
         }
         out.name_checkpoint(cut.block)?;
         out.keep();

@@ -105,9 +105,11 @@ impl Output {
         }
     }
 
-    /// A copy of the first `len` bytes of a file, synced. Its name is not, yet.
-    fn copy(&self, file_name: &str, file: &dyn File, len: u64) -> Result<()> {
+    /// A copy of a file, up to the length that it is listed with (it is shorter where a write of the list failed behind its
+    /// seal), synced; answers how long it is. Its name is not durable, yet.
+    fn copy(&self, file_name: &str, file: &dyn File, most: u64) -> Result<u64> {
         let from = |e| Error::io(format!("reading {file_name}"), e);
+        let len = file.len().map_err(from)?.min(most);
         let into = |e| self.failed(len, e);
         let copy = self.storage.open(file_name, Access::Create).map_err(into)?;
         self.files.lock().push(file_name.to_owned());
@@ -119,7 +121,8 @@ impl Output {
             copy.write_all_at(&chunk[..n], at).map_err(into)?;
             at += n as u64;
         }
-        copy.sync_data().map_err(into)
+        copy.sync_data().map_err(into)?;
+        Ok(len)
     }
 }
 

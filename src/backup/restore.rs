@@ -193,8 +193,7 @@ impl Restore {
                 linked += 1;
                 continue;
             }
-            let len = file.len().map_err(|e| Error::io(format!("reading {file_name}"), e))?;
-            out.copy(file_name, &**file, len.min(listed.bytes as u64))?;
+            out.copy(file_name, &**file, listed.bytes as u64)?;
             copied += 1;
         }
         Ok((linked, copied))

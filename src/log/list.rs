@@ -55,8 +55,7 @@ impl List {
     fn create_as(name: &'static str, storage: Arc<dyn Storage>, block: StoreBlock) -> io::Result<Self> {
         let capacity = block.len().next_power_of_two().max(STORE_COPY_BYTES);
         let file = write_new(&*storage, &block, capacity)?;
-        storage.rename(name::STORE_NEW, name)?;
-        storage.sync_dir()?;
+        give_name(&*storage, name).map_err(|(e, _)| e)?;
         let first = 0;
         let (failed, closed, unsure) = (false, false, false);
         Ok(List { storage, file, name, block, capacity, first, failed, closed, unsure, written: 0 })
@@ -196,17 +195,24 @@ impl List {
         let capacity = bytes.next_power_of_two();
         let file = write_new(&*self.storage, &self.block, capacity)?;
         self.written += 2 * (capacity + self.block.len()) as u64;
-        let renamed = self.storage.rename(name::STORE_NEW, self.name);
-        // Without room nothing was renamed; else nobody knows. And once it was, this file has no name any more, or has it
-        // again after a power cut: whatever the sync of that says.
-        self.failed = renamed.as_ref().is_err_and(|e| !is_full(e));
-        renamed?;
-        let synced = self.storage.sync_dir();
-        self.failed = synced.is_err();
-        synced?;
+        give_name(&*self.storage, self.name).map_err(|(e, is_as_before)| {
+            self.failed = !is_as_before;
+            e
+        })?;
         (self.file, self.capacity, self.first, self.unsure) = (file, capacity, 0, false);
         Ok(())
     }
+}
+
+/// Gives a new file the name that it waits for. Beside an error: whether everything is as it was before.
+fn give_name(storage: &dyn Storage, name: &str) -> std::result::Result<(), (io::Error, bool)> {
+    // Without room nothing was renamed; else nobody knows.
+    storage.rename(name::STORE_NEW, name).map_err(|e| {
+        let is_as_before = is_full(&e);
+        (e, is_as_before)
+    })?;
+    // The file of before has no name any more, or has it again after a power cut: whatever the error is.
+    storage.sync_dir().map_err(|e| (e, false))
 }
 
 /// Whether an error says that there is no room.
