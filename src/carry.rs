@@ -422,25 +422,31 @@ impl Engine {
         }
     }
 
-    /// The hashes of keys that are deleted in `victims` and have an older version in a segment that stays.
-    pub fn needed_deletes(&self, victims: &[Victim], others: &[Victim]) -> Result<HashSet<u64>> {
+    /// The hashes of keys that are deleted in `victims` and have an older version in one of the segments that stay. Of
+    /// these one at a time is held: with positioned reads that is all of its bytes.
+    pub fn needed_deletes(&self, victims: &[Victim], others: &[SegmentId]) -> Result<HashSet<u64>> {
         let mut deleted = HashSet::new();
-        self.each_version(victims, |kind, hash| {
-            if kind == Kind::Delete {
-                deleted.insert(hash);
-            }
-        })?;
+        for victim in victims {
+            self.each_version(victim, |kind, hash| {
+                if kind == Kind::Delete {
+                    deleted.insert(hash);
+                }
+            })?;
+        }
         let mut needed = HashSet::new();
-        self.each_version(others, |_, hash| {
-            if deleted.contains(&hash) {
-                needed.insert(hash);
-            }
-        })?;
+        for &id in others {
+            let Some(other) = self.prove(id)? else { continue };
+            self.each_version(&other, |_, hash| {
+                if deleted.contains(&hash) {
+                    needed.insert(hash);
+                }
+            })?;
+        }
         Ok(needed)
     }
 
-    fn each_version(&self, segments: &[Victim], mut each: impl FnMut(Kind, u64)) -> Result<()> {
-        for op in segments.iter().flat_map(Victim::ops) {
+    fn each_version(&self, segment: &Victim, mut each: impl FnMut(Kind, u64)) -> Result<()> {
+        for op in segment.ops() {
             let op = op?;
             if op.head.kind.is_value()
                 && let Some(keyspace) = self.keyspace_by_id(op.head.keyspace)

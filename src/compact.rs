@@ -286,8 +286,8 @@ impl Engine {
         self.fold(&victims)?;
         let needed = match deletes {
             Deletes::Oldest => None,
-            Deletes::LookedUp => match self.others(chosen) {
-                Ok(others) => Some(self.needed_deletes(&victims, &others)?),
+            Deletes::LookedUp => match self.needed_deletes(&victims, &self.others(chosen)) {
+                Ok(needed) => Some(needed),
                 // What a damaged segment holds is not known: as many deletes stay as without a look.
                 Err(Error::Corrupt { .. }) => None,
                 Err(error) => return Err(error),
@@ -348,13 +348,10 @@ impl Engine {
     }
 
     /// All other sealed segments that hold a version which is not the newest.
-    fn others(&self, chosen: &[SegmentId]) -> Result<Vec<Victim>> {
-        let ids: Vec<SegmentId> = {
-            let tail = self.tail.lock();
-            let others = tail.usage.iter().filter(|used| used.dead > 0 && used.sealed.is_some());
-            others.map(|used| used.id).filter(|id| !chosen.contains(id)).collect()
-        };
-        ids.into_iter().filter_map(|id| self.prove(id).transpose()).collect()
+    fn others(&self, chosen: &[SegmentId]) -> Vec<SegmentId> {
+        let tail = self.tail.lock();
+        let others = tail.usage.iter().filter(|used| used.dead > 0 && used.sealed.is_some());
+        others.map(|used| used.id).filter(|id| !chosen.contains(id)).collect()
     }
 
     /// Makes everything durable that was carried, then a frame that says so, behind the victims. Without it the
