@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::events;
 use crate::format::header::{Listed, SpareBlock, StoreBlock};
 use crate::format::{HEADER_BYTES, name};
+use crate::index::SEGMENT_BITS;
 use crate::options::{MAX_SEGMENT_BYTES, Options};
 use crate::storage::{Access, File, Storage};
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering};
@@ -26,6 +27,8 @@ const SEGMENTS: u64 = 96;
 const MIN_FOLLOWING_BYTES: u64 = 1 << 20;
 /// Groups from here on are a bulk load: its segments are not written with zeros first.
 const BULK_BYTES: u64 = 256 << 10;
+/// As many as the table of segments has slots, and a place in the index can tell apart.
+const MAX_SEGMENTS: usize = 1 << SEGMENT_BITS;
 /// So many names in a row may be taken by files that are not this store's.
 const OTHERS_FILES_MAX: u32 = 10_000;
 
@@ -230,7 +233,8 @@ impl Pool {
     fn try_make(&self, list: &mut List, bytes: u32) -> Result<()> {
         list.make_room().map_err(|e| self.explain(e, bytes))?;
         let life = self.entropy.u64()?;
-        let mut id = free_id(list, list.block().next_segment);
+        let full = |e| self.explain(e, bytes);
+        let mut id = free_id(list, list.block().next_segment).map_err(full)?;
         let mut others = 0;
         let begun = loop {
             match self.storage.open(&name::segment(id), Access::Create) {
@@ -240,7 +244,7 @@ impl Pool {
                         return Err(self.explain(e, bytes));
                     }
                     others += 1;
-                    id = free_id(list, id.0 + 1);
+                    id = free_id(list, id.0 + 1).map_err(full)?;
                 }
                 begun => break begun,
             }
@@ -401,15 +405,47 @@ pub(super) fn spare_block(list: &List, segment: SegmentId) -> Vec<u8> {
 
 /// The next id, `from` the first that was never used, whose slot in the table of segments no listed
 /// segment holds.
-pub(super) fn free_id(list: &List, from: u32) -> SegmentId {
-    let mut id = from;
-    while list
-        .block()
-        .segments
-        .iter()
-        .any(|listed| Segments::slot(listed.segment) == Segments::slot(SegmentId(id)))
-    {
-        id += 1;
+///
+/// # Errors
+/// As a full disk: all slots are taken, or there are no more ids.
+pub(super) fn free_id(list: &List, from: u32) -> io::Result<SegmentId> {
+    let segments = &list.block().segments;
+    let is_free =
+        |id: &SegmentId| segments.iter().all(|listed| Segments::slot(listed.segment) != Segments::slot(*id));
+    let mut ids = (from..u32::MAX).take(MAX_SEGMENTS).map(SegmentId);
+    let free = if segments.len() < MAX_SEGMENTS { ids.find(is_free) } else { None };
+    free.ok_or_else(|| io::ErrorKind::StorageFull.into())
+}
+
+// Loom's locks do not work outside of its models.
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::storage::SimDisk;
+
+    /// The search for a free slot never ended, with the list locked.
+    #[test]
+    fn a_store_of_as_many_segments_as_there_are_slots_is_full() {
+        let disk = Arc::new(SimDisk::new());
+        let listed =
+            |n| Listed { segment: SegmentId(n), bytes: 1 << 20, life: 0, origin: 0, is_marked: true };
+        for (count, is_full) in [(MAX_SEGMENTS as u32 - 1, false), (MAX_SEGMENTS as u32, true)] {
+            let block = StoreBlock {
+                generation: 1,
+                store_id: [1; 16],
+                ancestors: Vec::new(),
+                incarnation: 1,
+                incarnation_before: 0,
+                next_segment: count + 1,
+                sealed_through: 0,
+                is_checkpoint: false,
+                segments: (1..=count).map(listed).collect(),
+                index: Lsn::ZERO,
+            };
+            let list = List::create(disk.clone(), block).unwrap();
+            let pool = Pool::new(disk.clone(), list, Vec::new(), &Options::new().segment_bytes(16 << 10));
+            assert_eq!(pool.add_spare(), !is_full);
+            assert_eq!(matches!(pool.trouble(), Some(Error::NoSpace { .. })), is_full);
+        }
     }
-    SegmentId(id)
 }

@@ -135,7 +135,14 @@ impl Pool {
         let mut renamed = Vec::with_capacity(retired.len());
         let mut outcome = Ok(());
         for (old, file) in retired {
-            let id = self.unused_id(list, from);
+            let id = match self.unused_id(list, from) {
+                Ok(id) => id,
+                Err(e) => {
+                    let _ = self.storage.remove(&name::segment(old.segment));
+                    outcome = Err(Error::io("recycling segments", e));
+                    continue;
+                }
+            };
             from = id.0 + 1;
             let new = self.entropy.u64().map(|life| Listed {
                 segment: id,
@@ -186,12 +193,12 @@ impl Pool {
     }
 
     /// The next id, from `from` on, that is free in the list and in the directory.
-    fn unused_id(&self, list: &List, from: u32) -> SegmentId {
-        let mut id = free_id(list, from);
+    fn unused_id(&self, list: &List, from: u32) -> io::Result<SegmentId> {
+        let mut id = free_id(list, from)?;
         while self.storage.open(&name::segment(id), Access::Read).is_ok() {
-            id = free_id(list, id.0 + 1);
+            id = free_id(list, id.0 + 1)?;
         }
-        id
+        Ok(id)
     }
 
     /// Marks the file of a retired segment as a spare and gives it its new name, which is not durable yet.
