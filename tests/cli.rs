@@ -781,6 +781,26 @@ fn a_reader_that_goes_away_ends_the_command_quietly() {
     }
 }
 
+/// Where nobody read what was found, the store counted as sound.
+#[test]
+fn damage_is_damage_without_a_reader() {
+    let at = Place::filled();
+    let ends = |command: &str, rest: &[&str]| {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        program(command, &at.dir, rest).stdout(writer).output().unwrap().status.code()
+    };
+    assert_eq!((ends("verify", &[]), ends("info", &[])), (Some(0), Some(0)));
+    let mut bytes = fs::read(at.dir.join("000001.seg")).unwrap();
+    bytes[4096 + 40] ^= 1;
+    fs::write(at.dir.join("000001.seg"), &bytes[..bytes.len() - 10]).unwrap();
+    let into = at.beside("salvaged");
+    assert_eq!(ends("verify", &[]), Some(3));
+    assert_eq!(ends("verify", &["--json"]), Some(3));
+    assert_eq!(ends("info", &[]), Some(3));
+    assert_eq!(ends("salvage", &[into.to_str().unwrap()]), Some(3));
+}
+
 #[test]
 fn the_bench_measures_and_cleans_up() {
     let at = Place::new();

@@ -1,13 +1,13 @@
 //! `verify`, `salvage`, `checkpoint`, `restore`: damage, and copies.
 
 use crate::args::{Checkpoint, Restore, Salvage, Verify};
-use crate::failure::{DAMAGED, Failure};
+use crate::failure::Failure;
 use crate::show::{object, out, progress, write_json};
 use crate::store::{explain, open_to_write};
 use indicatif::ProgressBar;
 use serde_json::{Map, Value as Json};
 use std::io::{self, Write};
-use tidewall::{Fault, Progress, Token};
+use tidewall::{Fault, Progress, Report, Salvaged, Token};
 
 /// A bar of segments, and what moves it.
 fn segments(what: &'static str) -> (ProgressBar, impl Fn(Progress) + Send + Sync + 'static) {
@@ -24,8 +24,12 @@ pub fn verify(args: &Verify) -> Result<(), Failure> {
     let report = tidewall::Verify::new().progress(moves).run(&args.dir.dir);
     bar.finish_and_clear();
     let report = report.map_err(|error| explain(error, &args.dir.dir))?;
+    Failure::of_damage(!report.is_sound(), tell_verified(&report, args.json))
+}
+
+fn tell_verified(report: &Report, json: bool) -> io::Result<()> {
     let mut out = out();
-    if args.json {
+    if json {
         let mut line = object([
             ("sound", report.is_sound().into()),
             ("opens", report.opens().into()),
@@ -53,8 +57,7 @@ pub fn verify(args: &Verify) -> Result<(), Failure> {
             report.lsn
         )?;
     }
-    out.flush()?;
-    end(&report.faults)
+    out.flush()
 }
 
 pub fn salvage(args: &Salvage) -> Result<(), Failure> {
@@ -66,8 +69,12 @@ pub fn salvage(args: &Salvage) -> Result<(), Failure> {
     let salvaged = salvage.run(&args.dir.dir, &args.into);
     bar.finish_and_clear();
     let salvaged = salvaged.map_err(|error| explain(error, &args.dir.dir))?;
+    Failure::of_damage(!salvaged.faults.is_empty(), tell_salvaged(&salvaged, args.json))
+}
+
+fn tell_salvaged(salvaged: &Salvaged, json: bool) -> io::Result<()> {
     let mut out = out();
-    if args.json {
+    if json {
         let mut line = object([
             ("keyspaces", salvaged.keyspaces.into()),
             ("keys", salvaged.keys.into()),
@@ -82,8 +89,7 @@ pub fn salvage(args: &Salvage) -> Result<(), Failure> {
         writeln!(out, "salvaged: {} keys in {} keyspaces", salvaged.keys, salvaged.keyspaces)?;
         write_need_floor(&mut out, &salvaged.need_floor)?;
     }
-    out.flush()?;
-    end(&salvaged.faults)
+    out.flush()
 }
 
 pub fn checkpoint(args: &Checkpoint) -> Result<(), Failure> {
@@ -160,8 +166,4 @@ pub fn write_need_floor(out: &mut impl Write, names: &[String]) -> io::Result<()
             "keyspace {name:?} needs a floor: tell it the present value of its token source with `raise --all`"
         )
     })
-}
-
-fn end(faults: &[Fault]) -> Result<(), Failure> {
-    if faults.is_empty() { Ok(()) } else { Err(Failure::new(DAMAGED, "damage was found: see above")) }
 }

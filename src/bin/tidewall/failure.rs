@@ -30,6 +30,15 @@ impl Failure {
         Failure { code, message: None }
     }
 
+    /// The end of a command that looks for damage: a reader that went away does not make a store sound.
+    pub fn of_damage(is_damaged: bool, told: io::Result<()>) -> Result<(), Self> {
+        match told {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+            _ if is_damaged => Err(Failure::new(DAMAGED, "damage was found: see above")),
+            _ => Ok(()),
+        }
+    }
+
     /// A failure of the file system outside of the store.
     pub fn io(what: &str, error: &io::Error) -> Self {
         Failure::new(OTHER, format!("{what}: {error}"))

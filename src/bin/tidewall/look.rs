@@ -34,6 +34,16 @@ pub fn info(args: &Info) -> Result<(), Failure> {
     let is_damaged =
         seen.has_damaged_copy() || segments.iter().any(|info| matches!(info.state, SegmentState::Damaged(_)));
     let index = seen.index()?;
+    Failure::of_damage(is_damaged, tell(args, &seen, &segments, index.as_ref()))
+}
+
+fn tell(
+    args: &Info,
+    seen: &Inspection,
+    segments: &[SegmentInfo],
+    index: Option<&IndexInfo>,
+) -> io::Result<()> {
+    let dir = &args.dir.dir;
     let mut out = out();
     if args.json {
         let ancestors: Vec<_> = seen.ancestors().iter().map(|id| format!("{id:032x}")).collect();
@@ -48,10 +58,7 @@ pub fn info(args: &Info) -> Result<(), Failure> {
             ("damaged_copy", seen.has_damaged_copy().into()),
             ("pid", lock_pid(dir).into()),
         ]);
-        line.insert(
-            "index".to_owned(),
-            index.as_ref().map_or(Json::Null, |index| Json::Object(indexed(index))),
-        );
+        line.insert("index".to_owned(), index.map_or(Json::Null, |index| Json::Object(indexed(index))));
         line.insert("segments".to_owned(), segments.iter().map(|info| Json::Object(segment(info))).collect());
         write_json(&mut out, line)?;
     } else {
@@ -70,7 +77,7 @@ pub fn info(args: &Info) -> Result<(), Failure> {
         writeln!(out, "open         {holder}")?;
         let bytes = segments.iter().map(|info| info.bytes).sum();
         writeln!(out, "on disk      {} in {} segments", show::bytes(bytes), segments.len())?;
-        match &index {
+        match index {
             None => writeln!(out, "index file   none")?,
             Some(IndexInfo { file, trouble: Some(why), .. }) => {
                 writeln!(out, "index file   {file} is of no use: {why}; the next open reads the whole log")?
@@ -88,13 +95,12 @@ pub fn info(args: &Info) -> Result<(), Failure> {
             &["segment", "bytes", "state", "first lsn", "last lsn", "frames", "counter"],
             &[1, 3, 4, 5, 6],
         );
-        for info in &segments {
+        for info in segments {
             table.add_row(row(info));
         }
         write_table(&mut out, &table)?;
     }
-    out.flush()?;
-    if is_damaged { Err(Failure::new(DAMAGED, "damage was found: see above")) } else { Ok(()) }
+    out.flush()
 }
 
 fn indexed(index: &IndexInfo) -> Map<String, Json> {
