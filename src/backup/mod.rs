@@ -136,7 +136,9 @@ impl Drop for Output {
         if self.lock.is_some() {
             files = self.storage.list().unwrap_or_default();
             let lists = [name::STORE, name::STORE_NEW, name::STORE_PART];
-            files.retain(|file| name::parse_segment(file).is_some() || lists.contains(&&**file));
+            let is_part =
+                |file: &str| name::parse_segment(file).is_some() || name::parse_index(file).is_some();
+            files.retain(|file| is_part(file) || lists.contains(&&**file));
         }
         for file_name in files {
             let _ = self.storage.remove(&file_name);
