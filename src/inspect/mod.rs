@@ -13,7 +13,7 @@ mod survey;
 mod walk;
 mod verify;
 
-pub(crate) use survey::{Surveyed, survey};
+pub(crate) use survey::{Survey, Surveyed, survey};
 pub use verify::{Verify, verify};
 pub(crate) use walk::{Intact, walk};
 

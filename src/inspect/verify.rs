@@ -1,6 +1,6 @@
 //! Everything checked, nothing changed: what must hold between ops, on top of what holds of each.
 
-use super::{FaultKind, Faults, Intact, Report, Surveyed, survey, walk};
+use super::{FaultKind, Faults, Intact, Report, Survey, Surveyed, survey, walk};
 use crate::db::take_lock;
 use crate::engine::KeyspaceState;
 use crate::error::{Error, Result};
@@ -91,6 +91,7 @@ impl Verify {
             counter: Mark::from_number(0),
         };
         let mut log = Log::new(&segments);
+        log.find_keyspaces(&mut survey, &segments);
         for (done, segment) in segments.iter().enumerate() {
             if let Some(callback) = &self.options.progress {
                 callback(Progress {
@@ -148,6 +149,23 @@ impl Log {
             broken: Vec::new(),
             counter: 0,
         }
+    }
+
+    /// The keyspaces that there are: compaction may have carried the op that creates one behind ops of it. What is wrong
+    /// with them is told at their turn.
+    fn find_keyspaces(&mut self, survey: &mut Survey, segments: &[Surveyed]) {
+        let (bytes_read, faults) = (survey.bytes, survey.faults.0.len());
+        for segment in segments.iter().filter(|segment| segment.seal.is_none_or(|seal| seal.keyspaces > 0)) {
+            let bytes = survey.read(&*segment.file, &segment.name, segment.len);
+            let mut each = |intact: &Intact<'_>, _: &mut Faults| {
+                if intact.op.head.kind == Kind::Keyspace {
+                    self.keyspace(&intact.op, &mut |_, _| {});
+                }
+            };
+            walk(segment, &bytes, &mut survey.faults, &mut each);
+        }
+        survey.bytes = bytes_read;
+        survey.faults.0.truncate(faults);
     }
 
     fn counter(&mut self, segment: &Surveyed) {
@@ -360,6 +378,27 @@ mod tests {
         };
         assert_eq!(floors(9).0, []);
         assert_eq!(floors(8).0, [FaultKind::Mark]);
+    }
+
+    /// Compaction carries the op that creates a keyspace behind others of it: those were only told to have one, and the
+    /// store counted as sound while it did not open.
+    #[test]
+    fn what_lies_in_front_of_a_carried_keyspace_is_checked_too() {
+        let falls = |token| {
+            found(|append| {
+                let of = |op: Op<'_>| append(Op { keyspace: KeyspaceId(2), ..op });
+                let first = of(op(Kind::Mark, 9, b"a", Some(None)));
+                of(op(Kind::Mark, token, b"a", Some(Some(first))));
+                let value = KeyspaceValue { options: KeyspaceOptions::new(), needs_floor: false }.encode();
+                append(Op {
+                    keyspace: KeyspaceId(2),
+                    value: &value,
+                    ..op(Kind::Keyspace, 0, b"later", None)
+                });
+            })
+        };
+        assert_eq!(falls(9), (vec![], true));
+        assert_eq!(falls(8), (vec![FaultKind::Mark], false));
     }
 
     #[test]
