@@ -138,7 +138,7 @@ impl Pool {
             let id = match self.unused_id(list, from) {
                 Ok(id) => id,
                 Err(e) => {
-                    let _ = self.storage.remove(&name::segment(old.segment));
+                    // There are no more ids; its file goes at the next open.
                     outcome = Err(Error::io("recycling segments", e));
                     continue;
                 }
