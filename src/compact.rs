@@ -27,6 +27,7 @@ use crate::log::usage::Used;
 use crate::space::Compactor;
 use crate::sync::{Arc, Ordering, thread};
 use crate::types::{Lsn, SegmentId};
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 /// What one compaction did; from [`Db::compact`](crate::Db::compact).
@@ -122,17 +123,15 @@ impl Engine {
 
     fn compact_once(&self, compactor: &mut Compactor, who: Who) -> Result<bool> {
         self.check_open()?;
-        let mut freed = self.retire_drained(compactor, who)?;
-        if compactor.drained.is_empty() {
-            let again = self.is_time_to_look(compactor);
-            let chosen = if again { self.choose_carried() } else { self.choose(who) };
-            let chosen = self.affordable(&chosen);
-            if !chosen.is_empty() {
-                let deletes = if again { Deletes::LookedUp } else { Deletes::Oldest };
-                freed |= self.round(compactor, &chosen, deletes, who)?;
-            }
+        let freed = self.retire_drained(compactor, who)?;
+        if compactor.drained.is_some() {
+            return Ok(freed);
         }
-        Ok(freed)
+        let (chosen, deletes) = match self.is_time_to_look(compactor) {
+            true => (self.choose_carried(), Deletes::LookedUp),
+            false => (self.choose(who), Deletes::Oldest),
+        };
+        Ok(self.round(compactor, &self.affordable(&chosen), deletes, who)? || freed)
     }
 
     /// Gives back all space that can be had now.
@@ -140,30 +139,29 @@ impl Engine {
     /// # Errors
     /// As [`Engine::compact_some`].
     pub fn compact_all(&self) -> Result<Compacted> {
-        let mut compactor = self.compactor.lock();
+        let compacted = self.compact_rest(&mut self.compactor.lock())?;
+        self.trim()?;
+        Ok(compacted)
+    }
+
+    fn compact_rest(&self, compactor: &mut Compactor) -> Result<Compacted> {
         self.check_open()?;
         let before = self.counters.retired.load(Ordering::Relaxed);
         let bytes_before = self.counters.retired_bytes.load(Ordering::Relaxed);
         self.seal_active()?;
         // What waited for a snapshot may go by now.
-        self.retire_drained(&mut compactor, Who::InNeed)?;
-        let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
-        // The oldest first: then a delete finds what it covers gone.
-        all.sort_by_key(|used| used.order);
-        all.retain(|used| used.garbage() * 16 > used.filled || used.carried > 0);
+        self.retire_drained(compactor, Who::InNeed)?;
+        let mut all = self.choose_all();
         let most = self.pool.usual_bytes() as u64;
-        while compactor.drained.is_empty() && !all.is_empty() {
+        while compactor.drained.is_none() && !all.is_empty() {
             let count = first_within(&all, most);
             let first: Vec<Used> = all.drain(..count).collect();
-            self.round(&mut compactor, &self.affordable(&first), Deletes::LookedUp, Who::InNeed)?;
+            self.round(compactor, &self.affordable(&first), Deletes::LookedUp, Who::InNeed)?;
         }
-        let waiting = compactor.drained.iter().map(|(segments, _)| segments.len() as u32).sum();
-        drop(compactor);
-        self.trim()?;
         Ok(Compacted {
             segments: (self.counters.retired.load(Ordering::Relaxed) - before) as u32,
             bytes: self.counters.retired_bytes.load(Ordering::Relaxed) - bytes_before,
-            waiting,
+            waiting: compactor.drained.as_ref().map_or(0, |(segments, _)| segments.len() as u32),
         })
     }
 
@@ -181,10 +179,18 @@ impl Engine {
         Ok(())
     }
 
+    /// The segments that can be compacted, in the order of the log.
+    fn choosable(&self) -> Vec<Used> {
+        let is_choosable = |used: &Used| used.sealed.is_some() && !used.is_damaged;
+        let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
+        all.sort_by_key(|used| used.order);
+        all
+    }
+
     /// The segments of which the least is needed, while there is enough garbage.
     fn choose(&self, who: Who) -> Vec<Used> {
         let usual = self.pool.usual_bytes() as u64;
-        let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
+        let mut all = self.choosable();
         let short = |used: &Used| used.sealed.is_some_and(|bytes| (bytes as u64) < usual / 4);
         if all.iter().filter(|used| short(used)).count() >= SHORT_ONES {
             all.retain(short);
@@ -195,7 +201,7 @@ impl Engine {
         }
         // The least carried for what comes back.
         let cost = |used: &Used| used.live * 1000 / used.sealed.unwrap_or(1).max(1) as u64;
-        all.sort_by_key(|used| (cost(used), used.order));
+        all.sort_by_key(cost);
         let mut live = 0;
         let enough = all.iter().position(|used| {
             live += used.live;
@@ -225,10 +231,16 @@ impl Engine {
     }
 
     fn choose_carried(&self) -> Vec<Used> {
-        let mut all: Vec<Used> = self.tail.lock().usage.iter().copied().filter(is_choosable).collect();
+        let mut all = self.choosable();
         all.retain(|used| used.carried * 4 > used.sealed.unwrap_or(0) as u64);
-        all.sort_by_key(|used| used.order);
         all.truncate(ROUND);
+        all
+    }
+
+    /// All of which something may come back. The oldest first: then a delete finds what it covers gone.
+    fn choose_all(&self) -> Vec<Used> {
+        let mut all = self.choosable();
+        all.retain(|used| used.garbage() * 16 > used.filled || used.carried > 0);
         all
     }
 
@@ -279,7 +291,7 @@ impl Engine {
             Deletes::Oldest => self.pool.usual_bytes() as u64 / 16 * 28,
             Deletes::LookedUp => u64::MAX,
         };
-        let victims = self.victims(chosen, deletes)?;
+        let victims = self.victims(chosen)?;
         if victims.is_empty() {
             return Ok(false);
         }
@@ -300,36 +312,26 @@ impl Engine {
         // The victims go here: the round would wait for itself, and writers for what goes with them.
         let stay: Vec<_> =
             victims.into_iter().skip(done).map(|victim| (victim.id(), victim.buried)).collect();
-        let mut tail = self.tail.lock();
-        for &id in &ids {
-            if let Some(used) = tail.usage.of(id) {
-                used.is_done = true;
-            }
-        }
-        for (id, buried) in stay {
-            tail.usage.give_back_buried(id, buried);
-        }
-        drop(tail);
-        compactor.drained.push((ids, end));
+        stay.into_iter().for_each(|(id, buried)| self.tail.lock().usage.give_back_buried(id, buried));
+        compactor.drained = Some((ids, end));
         self.retire_drained(compactor, who)
     }
 
     /// The chosen segments, proven. One that is damaged is left alone from now on: it is for `verify` and
     /// `salvage`, and reading it says so too.
-    fn victims(&self, chosen: &[SegmentId], deletes: Deletes) -> Result<Vec<Victim>> {
+    fn victims(&self, chosen: &[SegmentId]) -> Result<Vec<Victim>> {
         let mut victims = Vec::with_capacity(chosen.len());
-        let certain = chosen.len() - usize::from(deletes == Deletes::Oldest);
         for (at, &id) in chosen.iter().enumerate() {
             match self.victim(id) {
                 Ok(Some(victim)) => {
                     // Upholds C3: of the others only those count that are done when this one is.
-                    let is_oldest = at < certain && self.is_oldest(id, &chosen[..at]);
+                    let is_oldest = self.is_oldest(id, &chosen[..at]);
                     victims.push(Victim { is_oldest, ..victim })
                 }
                 Ok(None) => {}
                 Err(error) => {
                     if let Some(used) = self.tail.lock().usage.of(id) {
-                        used.is_done = true;
+                        used.is_damaged = true;
                     }
                     return Err(error);
                 }
@@ -371,7 +373,7 @@ impl Engine {
     fn retire_drained(&self, compactor: &mut Compactor, who: Who) -> Result<bool> {
         let seen_by_all = self.snapshots.oldest(self.progress.durable());
         let mut freed = false;
-        while let Some((segments, _)) = compactor.drained.first().filter(|(_, end)| *end <= seen_by_all) {
+        if let Some((segments, _)) = compactor.drained.as_ref().filter(|(_, end)| *end <= seen_by_all) {
             let listed = self.pool.retire(segments).map_err(|e| Error::io("writing STORE", e));
             self.check_list();
             for listed in listed? {
@@ -383,45 +385,47 @@ impl Engine {
                     compactor.retired.push((listed, segment));
                 }
             }
-            compactor.drained.remove(0);
+            compactor.drained = None;
             freed = true;
         }
         self.reclaim(compactor, who);
         Ok(freed)
     }
 
-    /// Uses again, or removes, the files of retired segments that nobody reads any more. A file that a value
-    /// points into is removed at once: its bytes stay for as long as that value.
+    /// Uses again, or removes, the files of retired segments that nobody reads any more.
     fn reclaim(&self, compactor: &mut Compactor, who: Who) {
         const TRIES: usize = 50;
-        if compactor.retired.is_empty() {
-            return self.check_list();
-        }
         // What may be garbage and is not: spares in its place save writing zeros for others. None of it for who
         // needs the space itself.
         let (garbage, much) = self.garbage_and_much(if who == Who::InNeed { who } else { Who::Background });
         let room = much.saturating_sub(garbage);
         let mut free = Vec::new();
         for (listed, segment) in std::mem::take(&mut compactor.retired) {
-            if self.options.entropy.is_seeded() && !self.options.background && segment.pins.pinned() == 0 {
+            if segment.pins.pinned() > 0 {
+                // A value points into it, and nothing else will. Removed, its bytes stay for as long as that value.
+                self.pool.remove(listed);
+                continue;
+            }
+            if self.options.entropy.is_seeded() && !self.options.background {
                 // One thread, which is here: what an epoch still holds, nobody reads.
                 free.push((listed, segment.file.clone()));
                 continue;
             }
-            for _ in 0..TRIES {
-                crossbeam_epoch::pin().flush();
-                if segment.pins.pinned() > 0 || Arc::strong_count(&segment) == 1 {
-                    break;
+            let unread = (0..TRIES).try_fold(segment, |segment, _| match Arc::try_unwrap(segment) {
+                Ok(Segment { file, .. }) => ControlFlow::Break(file),
+                Err(read) => {
+                    crossbeam_epoch::pin().flush();
+                    thread::yield_now();
+                    ControlFlow::Continue(read)
                 }
-                thread::yield_now();
-            }
-            match Arc::try_unwrap(segment) {
-                Ok(Segment { file, .. }) => free.push((listed, file)),
-                // Without threads nobody comes back to it.
-                Err(read) if self.options.background && read.pins.pinned() == 0 => {
+            });
+            match unread {
+                ControlFlow::Break(file) => free.push((listed, file)),
+                ControlFlow::Continue(read) if self.options.background => {
                     compactor.retired.push((listed, read));
                 }
-                Err(_) => self.pool.remove(listed),
+                // Without threads nobody comes back to it.
+                ControlFlow::Continue(_) => self.pool.remove(listed),
             }
         }
         // A spare less is made by `provide` when it is missed.
@@ -432,7 +436,7 @@ impl Engine {
     /// Whether something waits for a reader to leave.
     pub fn compaction_waits(&self) -> bool {
         let compactor = self.compactor.lock();
-        !compactor.drained.is_empty() || !compactor.retired.is_empty()
+        compactor.drained.is_some() || !compactor.retired.is_empty()
     }
 
     /// Seals the active segment, so that it can be compacted or linked as well.
@@ -511,10 +515,6 @@ fn first_within(all: &[Used], most: u64) -> usize {
     sums.take_while(|&(live, filled)| live <= most && filled <= READ_AT_ONCE).count().max(1)
 }
 
-fn is_choosable(used: &Used) -> bool {
-    used.sealed.is_some() && !used.is_done
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -588,7 +588,7 @@ mod tests {
         let choose = |who, segments: &[Used]| ids(&store_of(segments).shared.engine.choose(who));
         let of = |id, live| Used { live, ..sealed(id) };
         let unsealed = Used { sealed: None, ..sealed(9) };
-        let done = Used { is_done: true, ..sealed(8) };
+        let done = Used { is_damaged: true, ..sealed(8) };
         let small = Used { live: 1_000, sealed: Some(5_000), ..sealed(7) };
         // Of the others one is just worth it, and one is not.
         let some = [unsealed, done, of(6, 8_501), of(5, 8_500), small, of(4, 2_000), of(3, 0), of(2, 2_000)];
@@ -685,8 +685,8 @@ mod tests {
                     engine.round(&mut engine.compactor.lock(), &[segment], Deletes::Oldest, Who::Background);
                 assert_eq!(round.is_err(), is_needed, "{round:?}");
                 if is_needed {
-                    let is_done = engine.tail.lock().usage.of(segment).unwrap().is_done;
-                    assert!(is_done && engine.segment(segment).is_some(), "left alone");
+                    let is_damaged = engine.tail.lock().usage.of(segment).unwrap().is_damaged;
+                    assert!(is_damaged && engine.segment(segment).is_some(), "left alone");
                 } else {
                     assert!(engine.segment(segment).is_none());
                     assert_eq!(&*rows.get(b"still there").unwrap().unwrap(), b"value");

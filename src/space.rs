@@ -181,8 +181,9 @@ pub(crate) struct Afterlife {
 /// What compaction is in the middle of.
 #[derive(Default)]
 pub(crate) struct Compactor {
-    /// Segments out of which everything was carried, by what was appended last then.
-    pub drained: Vec<(Vec<SegmentId>, Lsn)>,
+    /// Segments out of which everything was carried, and what was appended last then. There is no further round
+    /// before these are gone.
+    pub drained: Option<(Vec<SegmentId>, Lsn)>,
     /// Struck out of the list; somebody may still read them.
     pub retired: Vec<(Listed, Arc<Segment>)>,
     /// How much had been appended when carried deletes and marks were last looked at again.

@@ -38,8 +38,8 @@ pub(crate) struct Used {
     pub dead: u64,
     /// What the file takes, once it is sealed.
     pub sealed: Option<u32>,
-    /// All that is needed has been carried out of it, or it cannot be read.
-    pub is_done: bool,
+    /// It cannot be read, so that nothing can be carried out of it.
+    pub is_damaged: bool,
 }
 
 impl Used {
@@ -55,7 +55,7 @@ impl Used {
             keys: 0,
             dead: 0,
             sealed: None,
-            is_done: false,
+            is_damaged: false,
         }
     }
 
