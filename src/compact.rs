@@ -519,9 +519,13 @@ fn first_within(all: &[Used], most: u64) -> usize {
 mod tests {
     use super::*;
     use crate::db::Db;
+    use crate::keyspace::Keyspace;
+    use crate::log::usage::Weight;
+    use crate::op::Kind;
     use crate::options::{KeyspaceOptions, Options, Scope, Tokens};
-    use crate::storage::SimDisk;
-    use crate::types::Token;
+    use crate::storage::{CallKind, Fault, SimDisk};
+    use crate::types::{Location, Token};
+    use std::io::ErrorKind;
 
     #[test]
     fn who_waited_for_a_round_of_another_does_none_of_its_own() {
@@ -595,6 +599,9 @@ mod tests {
         // In the order of the log, but for the dearest.
         assert_eq!(choose(Who::InNeed, &some), [7, 4, 3, 2, 5]);
         assert_eq!(choose(Who::Background, &some), [], "too little garbage");
+        // The dearest is not the one with the most in it.
+        let cut_short = Used { live: 1_000, sealed: Some(2_000), filled: 2_000, ..sealed(3) };
+        assert_eq!(choose(Who::InNeed, &[cut_short, of(2, 4_000)]), [2, 3]);
         // As many as fill two segments, or sixteen.
         let eight: Vec<Used> = (2..10).map(|id| Used { filled: 20_000, ..of(id, 8_192) }).collect();
         assert_eq!(choose(Who::InNeed, &eight), [2, 3, 4, 5, 6]);
@@ -658,6 +665,533 @@ mod tests {
         assert!(!is_oldest(3, &[]) && !is_oldest(3, &[2]) && !is_oldest(5, &[]));
         assert!(is_oldest(3, &[4]) && is_oldest(5, &[4]), "what is chosen goes too");
         assert!(!is_oldest(6, &[]), "it is gone");
+    }
+
+    #[test]
+    fn all_of_which_something_may_come_back_is_chosen_when_it_is_asked_for() {
+        let of = |id, live, carried| Used { live, carried, ..sealed(id) };
+        let damaged = Used { is_damaged: true, ..sealed(7) };
+        let all =
+            [of(4, 9_374, 0), of(6, 0, 0), damaged, of(3, 9_375, 0), of(2, 10_000, 1), of(5, 10_000, 0)];
+        let db = store_of(&[&all[..], &[Used { sealed: None, ..sealed(8) }]].concat());
+        assert_eq!(ids(&db.shared.engine.choose_all()), [4, 6, 2], "in the order of the log");
+    }
+
+    /// A store in which nothing is compacted but by the test.
+    fn store_on(disk: &SimDisk) -> (Db, Keyspace) {
+        let db = without_threads(disk).compaction(false).open("sim").unwrap();
+        let rows = external(&db);
+        (db, rows)
+    }
+
+    fn external(db: &Db) -> Keyspace {
+        db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap()
+    }
+
+    /// Puts so many keys of a name, and answers the segment, which holds nothing else.
+    fn segment_of(db: &Db, name: u8, count: u8, bytes: usize) -> SegmentId {
+        let engine = &db.shared.engine;
+        engine.seal_active().unwrap();
+        let rows = external(db);
+        for n in 0..count {
+            rows.put(Token::new(1).unwrap(), &[name, n], &vec![n; bytes]).unwrap();
+        }
+        let id = engine.tail.lock().active.as_ref().unwrap().segment.id;
+        engine.seal_active().unwrap();
+        id
+    }
+
+    fn used(disk: &SimDisk) -> u64 {
+        disk.file_names().iter().map(|name| disk.read_file(name).unwrap().len() as u64).sum()
+    }
+
+    fn round(engine: &Engine, chosen: &[SegmentId], who: Who) -> bool {
+        engine.round(&mut engine.compactor.lock(), chosen, Deletes::Oldest, who).unwrap()
+    }
+
+    #[test]
+    fn what_is_needed_of_a_segment_is_counted() {
+        let (db, _rows) = store_on(&SimDisk::new());
+        let engine = &db.shared.engine;
+        let id = segment_of(&db, b'a', 10, 900);
+        let filled = engine.tail.lock().usage.get(id).unwrap().filled;
+        let all = filled + 10 * u64::from(Table::ENTRY_BYTES);
+        assert_eq!(engine.needed_bytes(id).unwrap(), all);
+        segment_of(&db, b'a', 5, 900);
+        assert_eq!(engine.needed_bytes(id).unwrap(), all / 2);
+    }
+
+    /// Where the spares are few it is counted what a round needs, or seen to it that there is one more.
+    #[test]
+    fn a_round_takes_what_fits_the_spares_where_there_may_be_no_more() {
+        let disk = SimDisk::new();
+        let (db, _rows) = store_on(&disk);
+        let engine = &db.shared.engine;
+        let few = || {
+            while !engine.pool.is_low() {
+                engine.pool.take(0, Need::Compaction).unwrap();
+            }
+        };
+        let made = |live, filled| {
+            let (_, before) = engine.pool.segments();
+            let afforded = engine.affordable(&[Used { live, filled, ..sealed(1_000) }]);
+            assert_eq!(afforded, [SegmentId(1_000)]);
+            engine.pool.segments().1 - before
+        };
+        engine.pool.refill().unwrap();
+        assert_eq!(made(1 << 30, 1 << 30), 0);
+        few();
+        let room = 2 * ((12 << 10) / 8 * 5);
+        assert_eq!(engine.pool.room_at_hand(), room);
+        assert_eq!(made(room / 5 * 4, 1 << 30), 0, "a guess");
+        assert_eq!(made(room / 5 * 4 + 4, 1 << 30), 1, "no guess");
+        few();
+        let is_full = |is_full: bool| disk.set_budget(is_full.then(|| used(&disk)));
+        is_full(true);
+        assert!(!engine.pool.add_spare());
+        is_full(false);
+        assert_eq!(made(0, room), 0, "on a full disk it is certain");
+        assert_eq!(made(0, room + 1), 1, "and no guess is good");
+
+        // What is carried of the first two fills the spares to the last byte.
+        let first = segment_of(&db, b'a', 12, 900);
+        let probe = segment_of(&db, b'b', 1, 1_000);
+        let needed = |id| engine.needed_bytes(id).unwrap();
+        let rest = (room - needed(first) - (needed(probe) - 1_000)) as usize;
+        let second = segment_of(&db, b'c', 1, rest);
+        assert_eq!(needed(first) + needed(second), room);
+        let more = [b'd', b'e'].map(|name| segment_of(&db, name, 12, 900));
+        let afford = |chosen: &[SegmentId]| {
+            let tail = engine.tail.lock();
+            let chosen: Vec<Used> = chosen.iter().map(|id| *tail.usage.get(*id).unwrap()).collect();
+            drop(tail);
+            engine.affordable(&chosen)
+        };
+        engine.pool.refill().unwrap();
+        assert_eq!(afford(&[first, more[0], more[1]]), [first, more[0], more[1]], "there are spares enough");
+        few();
+        is_full(true);
+        assert!(!engine.pool.add_spare() && engine.pool.room_at_hand() == room);
+        assert_eq!(afford(&[first, second, probe]), [first, second]);
+        assert_eq!(afford(&[probe, first, second]), [probe, first]);
+        while engine.pool.take(0, Need::Compaction).is_some() {}
+        assert_eq!(afford(&[probe, first]), [probe], "the first is tried");
+        assert_eq!(engine.affordable(&[]), []);
+    }
+
+    /// A frame that no spare holds would need a larger segment, for which there is no room.
+    #[test]
+    fn what_is_carried_at_once_fits_a_spare_of_a_full_disk() {
+        let disk = SimDisk::new();
+        let (db, _rows) = store_on(&disk);
+        let engine = &db.shared.engine;
+        let both = [b'a', b'b'].map(|name| segment_of(&db, name, 8, 900));
+        take_spares(engine, Need::Ordinary);
+        disk.set_budget(Some(used(&disk)));
+        assert!(engine.needed_bytes(both[0]).unwrap() * 2 > 12 << 10);
+        assert!(round(engine, &both, Who::InNeed));
+        assert!(both.iter().all(|id| engine.segment(*id).is_none()));
+    }
+
+    #[test]
+    fn where_deletes_are_looked_up_other_segments_are_read_that_may_hold_what_they_cover() {
+        let (db, rows) = store_on(&SimDisk::new());
+        let engine = &db.shared.engine;
+        let dead = segment_of(&db, b'a', 2, 100);
+        let needed = segment_of(&db, b'b', 2, 100);
+        let also = segment_of(&db, b'a', 2, 100);
+        for _ in 0..2 {
+            rows.put(Token::new(1).unwrap(), b"a\0", b"value").unwrap();
+        }
+        let others = |chosen: &[SegmentId]| -> Vec<SegmentId> {
+            engine.others(chosen).unwrap().iter().map(Victim::id).collect()
+        };
+        assert_eq!(others(&[]), [dead, also]);
+        assert_eq!(others(&[dead, needed]), [also]);
+    }
+
+    #[test]
+    fn there_is_no_further_round_before_the_last_one_is_seen_by_all() {
+        let (db, rows) = store_on(&SimDisk::new());
+        let engine = &db.shared.engine;
+        let fill = |name| segment_of(&db, name, 12, 900);
+        let fill_twice = |name| [fill(name), fill(name)][0];
+        let compact = || engine.compact_some(Who::InNeed).unwrap();
+        let waits = || engine.compaction_waits();
+        let before = db.last_lsn();
+        assert!(!compact() && !waits() && db.last_lsn() == before, "there is nothing to be had");
+        let first = fill_twice(b'a');
+        let view = db.snapshot();
+        assert!(!compact() && waits() && engine.segment(first).is_some());
+        let second = fill_twice(b'b');
+        let (before, stats) = (db.last_lsn(), db.stats());
+        assert!(!compact() && db.last_lsn() == before, "a round while another waits");
+        let asked = db.compact().unwrap();
+        // With it that of the op which created the keyspace.
+        assert_eq!((asked.segments, asked.bytes, asked.waiting), (0, 0, 2));
+        assert!(engine.segment(second).is_some() && db.stats().retired_segments == stats.retired_segments);
+        drop(view);
+        assert!(compact() && !waits(), "both");
+        for id in [first, second] {
+            assert!(engine.segment(id).is_none() && engine.tail.lock().usage.get(id).is_none());
+        }
+        assert!(!compact(), "what is gone is no garbage");
+
+        // What was drained goes, and there is nothing else.
+        fill_twice(b'c');
+        let view = db.snapshot();
+        assert!(!compact() && waits());
+        drop(view);
+        assert!(compact() && !compact());
+        fill_twice(b'c');
+        let view = db.snapshot();
+        assert!(!compact() && waits());
+        drop(view);
+        assert!(db.compact().unwrap().segments > 0 && !waits());
+
+        // And what was asked for says how much that was.
+        fill_twice(b'd');
+        rows.put(Token::new(1).unwrap(), b"key", b"value").unwrap();
+        let before = db.stats();
+        let asked = db.compact().unwrap();
+        let after = db.stats();
+        assert!(asked.segments > 0 && asked.waiting == 0);
+        assert_eq!(u64::from(asked.segments), after.retired_segments - before.retired_segments);
+        assert_eq!(asked.bytes, u64::from(asked.segments) * (16 << 10));
+    }
+
+    #[test]
+    fn a_store_that_may_not_be_written_is_not_compacted() {
+        let disk = SimDisk::new();
+        let (db, _rows) = store_on(&disk);
+        segment_of(&db, b'a', 12, 900);
+        segment_of(&db, b'a', 12, 900);
+        let image = disk.kill();
+        let read_only = Options::new().storage(image).read_only().open("sim").unwrap();
+        let engine = &read_only.shared.engine;
+        assert!(matches!(engine.compact_some(Who::InNeed), Err(Error::ReadOnly)));
+        assert!(matches!(engine.compact_all(), Err(Error::ReadOnly)));
+        let engine = &db.shared.engine;
+        let view = db.snapshot();
+        assert!(!engine.compact_some(Who::InNeed).unwrap() && engine.compaction_waits());
+        drop(view);
+        engine.poison(std::io::Error::other("a failed sync"));
+        assert!(matches!(engine.compact_some(Who::InNeed), Err(Error::Poisoned { .. })));
+        assert!(matches!(engine.compact_all(), Err(Error::Poisoned { .. })));
+        assert!(engine.compaction_waits(), "what was drained is still there");
+    }
+
+    /// What supersedes something in a segment that goes may not be what nothing proves: damaged, it would be taken for a
+    /// torn tail, and what it superseded would be gone.
+    #[test]
+    fn what_superseded_is_proven_before_the_segment_goes() {
+        let disk = SimDisk::new();
+        let (db, rows) = store_on(&disk);
+        let engine = &db.shared.engine;
+        // Nothing is carried, which would be synced before.
+        let id = segment_of(&db, b'a', 1, 900);
+        let submitted = rows.submit_put(Token::new(2).unwrap(), b"a\0", b"new").unwrap();
+        assert!(round(engine, &[id], Who::Background) && engine.segment(id).is_none());
+        drop(submitted);
+        let read_only = Options::new().storage(disk.kill()).read_only().open("sim").unwrap();
+        let value = external(&read_only).get(b"a\0").unwrap().expect("it was put, and put anew");
+        assert_eq!(&*value, b"new");
+    }
+
+    /// One whose list was opened by its name: faults are planned by that.
+    fn opened_again(disk: &SimDisk) -> (Db, Keyspace) {
+        store_on(disk).0.close().unwrap();
+        store_on(disk)
+    }
+
+    /// A list that could not be synced is known by nobody, whatever of it was being written.
+    #[test]
+    fn a_list_that_cannot_be_synced_ends_the_writing() {
+        for gives_back in [false, true] {
+            let failed = (0..)
+                .take_while(|&sync| {
+                    let disk = SimDisk::new();
+                    let (db, rows) = opened_again(&disk);
+                    let engine = &db.shared.engine;
+                    let all: Vec<SegmentId> = (0..10).map(|_| segment_of(&db, b'a', 12, 900)).collect();
+                    while gives_back && engine.pool.segments().1 < 4 {
+                        assert!(engine.pool.add_spare());
+                    }
+                    disk.fail(Fault::new(CallKind::SyncData, ErrorKind::Other).on("STORE").nth(sync));
+                    let done = match gives_back {
+                        false => engine
+                            .round(&mut engine.compactor.lock(), &all, Deletes::Oldest, Who::InNeed)
+                            .map(drop),
+                        true => engine.trim(),
+                    };
+                    let fired = disk.faults_fired() > 0;
+                    assert!(!fired || engine.cause.get().is_some(), "sync {sync}: {done:?}");
+                    assert!(!fired || rows.put(Token::new(1).unwrap(), b"key", b"value").is_err());
+                    fired
+                })
+                .count();
+            assert!(failed >= if gives_back { 2 } else { 4 }, "{failed}");
+        }
+    }
+
+    #[test]
+    fn a_spare_that_cannot_be_given_back_is_told() {
+        let disk = SimDisk::new();
+        let (db, _rows) = opened_again(&disk);
+        let engine = &db.shared.engine;
+        (0..4).for_each(|_| assert!(engine.pool.add_spare()));
+        disk.fail(Fault::new(CallKind::WriteAt, ErrorKind::Other).on("STORE"));
+        assert!(matches!(engine.trim(), Err(Error::Io { .. })));
+        assert!(engine.cause.get().is_none(), "nothing is unknown");
+        engine.trim().unwrap();
+        assert_eq!(engine.pool.segments().1, 3);
+    }
+
+    #[test]
+    fn an_index_file_follows_a_compaction_without_threads() {
+        let disk = SimDisk::new();
+        let options = Options::new().storage(disk.clone()).without_threads().deterministic(1).index_every(1);
+        let db = options.segment_bytes(16 << 10).compaction(false).open("sim").unwrap();
+        external(&db).put(Token::new(1).unwrap(), b"key", b"value").unwrap();
+        let is_indexed = || disk.file_names().iter().any(|name| name.starts_with("INDEX"));
+        assert!(!is_indexed());
+        db.compact().unwrap();
+        assert!(is_indexed());
+    }
+
+    /// As many are spares afterwards as garbage might be, beside those that are always kept; for who needs the space
+    /// itself, those alone.
+    #[test]
+    fn files_are_used_again_as_far_as_there_might_be_garbage() {
+        for (who, spares) in [(Who::Background, 9), (Who::Writer, 9), (Who::InNeed, 6)] {
+            let disk = SimDisk::new();
+            let (db, _rows) = store_on(&disk);
+            let engine = &db.shared.engine;
+            let all: Vec<SegmentId> = (0..14).map(|_| segment_of(&db, b'a', 12, 900)).collect();
+            let (garbage, _) = engine.garbage_and_much(who);
+            assert!(round(engine, &all[1..13], who));
+            let (left, _) = engine.garbage_and_much(who);
+            assert!(left < garbage && (8_193..16_384).contains(&left), "{left}");
+            assert_eq!(engine.pool.segments().1, spares, "{who:?}");
+        }
+    }
+
+    /// An epoch that somebody stands in holds the memory of a segment back. Where there is one thread, and no clock but
+    /// the test's, that is nobody who reads; elsewhere its file is not written before it is known.
+    #[test]
+    fn the_file_of_a_segment_is_used_again_once_nobody_reads_it() {
+        let options = || Options::new().storage(SimDisk::new()).segment_bytes(16 << 10).compaction(false);
+        let opened = [
+            ("seeded", options().without_threads().deterministic(1)),
+            ("without threads", options().without_threads()),
+            ("with threads", options()),
+            ("seeded, with threads", options().deterministic(1)),
+        ];
+        for (name, options) in opened {
+            let disk = SimDisk::new();
+            let db = options.storage(disk.clone()).open("sim").unwrap();
+            let engine = &db.shared.engine;
+            let [first, second, third] = [0; 3].map(|_| segment_of(&db, b'a', 1, 9_000));
+            let is_there = |id: SegmentId| disk.file_names().contains(&crate::format::name::segment(id));
+            let next = || engine.pool.block().next_segment;
+            (0..4).for_each(|_| assert!(engine.pool.add_spare()));
+            let before = next();
+            let reader = crossbeam_epoch::pin();
+            assert!(round(engine, &[first], Who::Background));
+            let waits = engine.compaction_waits();
+            match name {
+                "seeded" => assert!(!waits && !is_there(first) && next() == before + 1, "used again"),
+                "without threads" => assert!(!waits && !is_there(first) && next() == before, "removed"),
+                _ => assert!(waits && is_there(first), "{name}: it waits"),
+            }
+            drop(reader);
+            // Others, in tests beside this one, stand in their epochs only for a while.
+            for tries in 0.. {
+                if !engine.compaction_waits() {
+                    break;
+                }
+                thread::yield_now();
+                engine.compact_some(Who::Background).unwrap();
+                assert!(tries < 10_000, "nobody comes back to it");
+            }
+            assert!(!is_there(first), "{name}");
+            // Nothing is written where a value points to, and nothing waits for it.
+            let value = external(&db).get(b"a\0").unwrap().unwrap();
+            let before = next();
+            assert!(round(engine, &[second, third], Who::Background));
+            assert!(!is_there(third) && next() <= before + 1, "{name}");
+            assert_eq!(*value, [0; 9_000]);
+        }
+    }
+
+    /// So many segments without anything needed, of which nothing was given back; the first but for one key. And no room
+    /// in the active segment, nor a spare that an ordinary write may take.
+    fn dead_segments(db: &Db, count: u8) -> Vec<SegmentId> {
+        let engine = &db.shared.engine;
+        // With so much that is needed no garbage is too much.
+        let (large, before) = (SegmentId(1_000), engine.counters.retired.load(Ordering::Relaxed));
+        {
+            let usage = &mut engine.tail.lock().usage;
+            usage.begin(large);
+            usage.fill(large, 1, 1 << 30);
+            usage.add(Location { segment: large, offset: 0 }, Weight::new(Kind::Put, false, 1 << 30));
+        }
+        let dead = (0..count).map(|n| segment_of(db, b'a', if n == 0 { 12 } else { 11 }, 900)).collect();
+        segment_of(db, b'a', 11, 900);
+        engine.tail.lock().usage.forget(large);
+        assert_eq!(engine.counters.retired.load(Ordering::Relaxed), before);
+        take_spares(engine, Need::Ordinary);
+        dead
+    }
+
+    fn take_spares(engine: &Engine, need: Need) {
+        engine.seal_active().unwrap();
+        while engine.pool.take(0, need).is_some() {}
+        assert!(!engine.has_room(100, need));
+    }
+
+    fn without_threads(disk: &SimDisk) -> Options {
+        Options::new().storage(disk.clone()).without_threads().deterministic(1).segment_bytes(16 << 10)
+    }
+
+    #[test]
+    fn there_is_room_in_the_active_segment_or_a_spare() {
+        let (db, rows) = store_on(&SimDisk::new());
+        let engine = &db.shared.engine;
+        engine.pool.refill().unwrap();
+        engine.seal_active().unwrap();
+        let has_room = |room: u32| engine.has_room(room, Need::Ordinary);
+        assert!(has_room(12 << 10) && !has_room((12 << 10) + 1), "a spare");
+        rows.put(Token::new(1).unwrap(), b"key", b"value").unwrap();
+        while engine.pool.take(0, Need::Ordinary).is_some() {}
+        assert!(has_room(11 << 10) && !has_room(12 << 10), "what is left of the active segment");
+        assert!(engine.has_room(12 << 10, Need::Privileged), "the reserve");
+        engine.seal_active().unwrap();
+        assert!(!has_room(1));
+    }
+
+    #[test]
+    fn a_write_without_room_waits_for_one_round_where_there_is_much_garbage() {
+        let db = without_threads(&SimDisk::new()).open("sim").unwrap();
+        let engine = &db.shared.engine;
+        dead_segments(&db, 28);
+        assert!(engine.is_littered(Who::Writer));
+        let retired = || engine.counters.retired.load(Ordering::Relaxed);
+        engine.make_room(100, Need::Ordinary, false).unwrap();
+        assert!(engine.has_room(100, Need::Ordinary) && retired() == 0, "it waited before");
+        take_spares(engine, Need::Compaction);
+        engine.make_room(100, Need::Compaction, true).unwrap();
+        assert!(
+            engine.has_room(100, Need::Compaction) && retired() == 0,
+            "compaction waits for none of its own"
+        );
+        take_spares(engine, Need::Ordinary);
+        // Nothing that is used again is large enough for it.
+        engine.make_room(20 << 10, Need::Ordinary, true).unwrap();
+        assert!(engine.has_room(20 << 10, Need::Ordinary));
+        assert_eq!(retired(), ROUND as u64);
+        take_spares(engine, Need::Ordinary);
+        engine.make_room(100, Need::Ordinary, true).unwrap();
+        assert!(engine.has_room(100, Need::Ordinary) && retired() >= 28);
+        // There is not so much garbage any more.
+        let before = retired();
+        take_spares(engine, Need::Ordinary);
+        engine.make_room(100, Need::Ordinary, true).unwrap();
+        assert!(engine.has_room(100, Need::Ordinary) && retired() == before);
+    }
+
+    #[test]
+    fn on_a_full_disk_a_write_gets_what_can_be_given_back() {
+        let disk = SimDisk::new();
+        let db = without_threads(&disk).open("sim").unwrap();
+        let engine = &db.shared.engine;
+        let retired = || engine.counters.retired.load(Ordering::Relaxed);
+        // One segment comes back for the one that the round takes: the rest of that is all there is.
+        let one = dead_segments(&db, 1);
+        disk.set_budget(Some(used(&disk)));
+        engine.make_room(100, Need::Ordinary, false).unwrap();
+        assert!(engine.has_room(100, Need::Ordinary) && engine.segment(one[0]).is_none());
+        assert!(!engine.pool.has_spare(0, Need::Ordinary));
+        // Nothing is left.
+        db.compact().unwrap();
+        take_spares(engine, Need::Ordinary);
+        disk.set_budget(Some(used(&disk)));
+        let before = retired();
+        let refused = engine.make_room(100, Need::Ordinary, true);
+        assert!(matches!(refused, Err(Error::NoSpace { .. })), "{refused:?}");
+        assert_eq!(retired(), before);
+        // All there is, for one that is larger than each.
+        disk.set_budget(None);
+        let many = dead_segments(&db, 28);
+        disk.set_budget(Some(used(&disk)));
+        engine.make_room(20 << 10, Need::Ordinary, false).unwrap();
+        assert!(engine.has_room(20 << 10, Need::Ordinary));
+        assert!(many.iter().all(|id| engine.segment(*id).is_none()));
+    }
+
+    #[test]
+    fn a_store_that_is_not_to_compact_does_not_for_a_write() {
+        let disk = SimDisk::new();
+        let (db, _rows) = store_on(&disk);
+        let engine = &db.shared.engine;
+        dead_segments(&db, 10);
+        assert!(engine.is_littered(Who::Writer));
+        engine.make_room(100, Need::Ordinary, true).unwrap();
+        take_spares(engine, Need::Ordinary);
+        disk.set_budget(Some(used(&disk)));
+        assert!(matches!(engine.make_room(100, Need::Ordinary, true), Err(Error::NoSpace { .. })));
+        assert_eq!(engine.counters.retired.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn why_a_round_for_a_write_failed_is_told_by_the_health() {
+        let disk = SimDisk::new();
+        let db = without_threads(&disk).open("sim").unwrap();
+        let dead = dead_segments(&db, 8);
+        db.close().unwrap();
+        let file = crate::format::name::segment(dead[0]);
+        let bytes = disk.read_file(&file).unwrap();
+        let at = bytes.windows(900).position(|bytes| bytes == [11; 900]).unwrap();
+        disk.flip_bit(&file, at as u64 + 100, 0);
+        let db = without_threads(&disk).open("sim").unwrap();
+        let engine = &db.shared.engine;
+        take_spares(engine, Need::Ordinary);
+        assert!(engine.is_littered(Who::Writer));
+        engine.make_room(100, Need::Ordinary, true).unwrap();
+        assert!(engine.has_room(100, Need::Ordinary) && engine.segment(dead[0]).is_some());
+        assert!(matches!(&*engine.compaction_trouble.lock(), Some(Error::Corrupt { .. })));
+
+        // But where nothing can be written any more, that is what the write is told.
+        let disk = SimDisk::new();
+        let db = without_threads(&disk).open("sim").unwrap();
+        let engine = &db.shared.engine;
+        dead_segments(&db, 8);
+        disk.set_budget(Some(used(&disk)));
+        disk.fail(Fault::new(CallKind::SyncData, ErrorKind::Other));
+        let refused = engine.make_room(100, Need::Ordinary, false);
+        assert!(engine.cause.get().is_some() && disk.faults_fired() == 1);
+        assert!(matches!(refused, Err(Error::Poisoned { .. } | Error::Indeterminate { .. })), "{refused:?}");
+    }
+
+    #[test]
+    fn what_is_due_without_threads_is_done_by_who_needs_a_spare() {
+        let disk = SimDisk::new();
+        let open = || without_threads(&disk).index_every(1).compaction(false).open("sim").unwrap();
+        open().close().unwrap();
+        let db = open();
+        let engine = &db.shared.engine;
+        let newest = || disk.file_names().into_iter().filter(|name| name.starts_with("INDEX")).max();
+        let before = newest();
+        segment_of(&db, b'a', 1, 100);
+        take_spares(engine, Need::Compaction);
+        engine.make_room(100, Need::Compaction, true).unwrap();
+        assert_eq!(newest(), before, "not in the middle of a round");
+        engine.make_room(100, Need::Ordinary, true).unwrap();
+        assert_ne!(newest(), before);
+        take_spares(engine, Need::Ordinary);
+        disk.fail(Fault::new(CallKind::SyncData, ErrorKind::Other).on("STORE"));
+        assert!(engine.make_room(100, Need::Ordinary, true).is_err());
+        assert!(engine.cause.get().is_some(), "nobody knows what is listed");
     }
 
     /// What was superseded is not read, so it may rot; what may be needed is not let go of when it has.
@@ -828,6 +1362,17 @@ mod tests {
             engine.round(&mut engine.compactor.lock(), &chosen, deletes, Who::Background).unwrap();
             assert_eq!(engine.counters.dropped.load(Ordering::Relaxed), 1, "{deletes:?}");
         }
+        // Alone in its round, and perhaps left half done, a segment lets its deletes go all the same.
+        let db = store_of(&[]);
+        let options = KeyspaceOptions::new().tokens(Tokens::External).scope(Scope::Prefix(b'/'));
+        let rows = db.keyspace("rows", options).unwrap();
+        rows.put(Token::new(1).unwrap(), b"gone", b"value").unwrap();
+        rows.delete(Token::new(1).unwrap(), b"gone").unwrap();
+        let engine = &db.shared.engine;
+        let id = engine.tail.lock().active.as_ref().unwrap().segment.id;
+        engine.seal_active().unwrap();
+        assert!(round(engine, &[id], Who::Background));
+        assert_eq!(engine.counters.dropped.load(Ordering::Relaxed), 1);
     }
 
     /// A scan counted 47 bytes more than an index file in one image of a campaign: the newest state of a fence was

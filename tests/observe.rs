@@ -311,11 +311,13 @@ mod events {
         }
         jobs.break_lease(b"a", "stuck").unwrap();
         drop((lease, jobs));
+        assert!(db.compact().unwrap().segments > 0);
         db.close().unwrap();
         assert_heard(&name, &["INFO tidewall", "message=opened", "segments=0", "ops=0"]);
         assert_heard(&name, &["INFO tidewall", "created a keyspace", "keyspace=\"jobs\""]);
         assert_heard(&name, &["DEBUG tidewall", "sealed a segment", "segment=1"]);
         assert_heard(&name, &["DEBUG tidewall", "made a spare segment"]);
+        assert_heard(&name, &["DEBUG tidewall", "retired a segment", "segment=1"]);
         assert_heard(&name, &["WARN tidewall", "broke a lease", "token=1", "reason=stuck"]);
         assert_heard(&name, &["INFO tidewall", "message=closed"]);
         let file = dir.join("STORE");
