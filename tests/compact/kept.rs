@@ -258,13 +258,13 @@ fn rounds_that_are_cut_short_leave_no_more_copies_each_time() {
             db
         };
         // The last write to the list is the one that lets the old segments go.
-        let failing = (0..12).filter_map(|nth| {
+        let mut failing = (0..12).filter_map(|nth| {
             let disk = disk.kill();
             let db = open(&disk);
             disk.fail(Fault::new(CallKind::WriteAt, ErrorKind::Other).on("STORE").nth(nth));
             db.compact().is_err().then(|| disk.kill())
         });
-        disk = failing.last().expect("it writes to the list");
+        disk = failing.next_back().expect("it writes to the list");
         live.push(open(&disk.kill()).stats().live_bytes);
     }
     assert!(live[7] <= live[2] + 8 * 200, "{live:?}");
