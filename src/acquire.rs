@@ -176,7 +176,11 @@ impl Acquire {
         let now = engine.options.clock.now();
         // Who is going to wait needs no place in the order for that: the tail lock is left to those who do.
         let attempt = match waits.and_then(|_| engine.find_busy(state, &ask, now)) {
-            Some(busy) if !by_me(&busy) => Attempt::Busy(busy),
+            Some(busy) if !by_me(&busy) => {
+                // Else it would wait where nobody serves it, as in a store that is only read.
+                engine.check_open()?;
+                Attempt::Busy(busy)
+            }
             // Who waited before goes on in the queue: there its deadline is looked at before anything is granted.
             None if self.until.is_some() => Attempt::Queued(plan.terms.owner),
             _ => engine.attempt(state, &ask)?,

@@ -866,3 +866,23 @@ fn a_damaged_grant_in_front_of_an_index_file_is_told_to_who_asks_for_it() {
     }
     assert!(matches!(jobs.mark(b"damaged fence"), Err(Error::Corrupt { .. })));
 }
+
+/// Who asked a store that was open for reading for a lease, ready to wait, waited for ever while the grace of its last
+/// holder ran: in such a store nobody hands leases over, and nobody looks at deadlines.
+#[test]
+fn nobody_waits_for_a_lease_of_a_store_that_is_only_read() {
+    let disk = SimDisk::new();
+    let jobs = |db: &Db| db.keyspace("jobs", KeyspaceOptions::new()).unwrap();
+    let db = start(&disk, 1);
+    jobs(&db).lease(b"job").acquire().unwrap().detach();
+    // What follows proves that it was durable.
+    jobs(&db).lease(b"other").acquire().unwrap().detach();
+    let options = Options::new().storage(disk.kill()).read_only().lease_grace(Duration::from_secs(10));
+    let jobs = jobs(&options.open("sim").unwrap());
+    let (told, answer) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        told.send(jobs.lease(b"job").wait(Duration::from_millis(10)).acquire().map(drop))
+    });
+    let answer = answer.recv_timeout(Duration::from_secs(10)).expect("it answers");
+    assert!(matches!(answer, Err(Error::ReadOnly)), "{answer:?}");
+}
