@@ -24,7 +24,6 @@ use crate::log::pool::Need;
 use crate::log::scan::{Table, frame_end};
 use crate::log::segment::{Body, Segment};
 use crate::options::ReadMode;
-use crate::patience::Patience;
 use crate::sync::{Arc, AtomicBool, MutexGuard, Ordering, thread};
 use crate::types::Lsn;
 use std::io;
@@ -134,25 +133,16 @@ impl Engine {
     /// Waits for `lsn`. A caller that is alone makes the commit itself: handing it to the committer
     /// thread would cost two switches. With company the committer does it, once for all of them.
     pub fn wait_durable(&self, lsn: Lsn, group: u32) -> Result<()> {
-        self.wait_durable_by(lsn, group, Some(&self.patience))
-    }
-
-    /// The same for one who is in no hurry: it sleeps at once.
-    pub fn sleep_until_durable(&self, lsn: Lsn, group: u32) -> Result<()> {
-        self.wait_durable_by(lsn, group, None)
-    }
-
-    fn wait_durable_by(&self, lsn: Lsn, group: u32, patience: Option<&Patience>) -> Result<()> {
         if self.progress.durable() >= lsn {
             return Ok(());
         }
         let company = self.waiting.fetch_add(1, Ordering::AcqRel) > 0;
-        let result = self.wait_or_lead(lsn, group, company, patience);
+        let result = self.wait_or_lead(lsn, group, company);
         self.waiting.fetch_sub(1, Ordering::AcqRel);
         result
     }
 
-    fn wait_or_lead(&self, lsn: Lsn, group: u32, company: bool, patience: Option<&Patience>) -> Result<()> {
+    fn wait_or_lead(&self, lsn: Lsn, group: u32, company: bool) -> Result<()> {
         if !self.options.background {
             return self.commit_until(self.committer.lock(), lsn);
         }
@@ -161,9 +151,7 @@ impl Engine {
             return self.commit_until(committer, lsn);
         }
         self.doorbell.ring();
-        if let Some(patience) = patience {
-            patience.wait(|| self.progress.is_settled(lsn));
-        }
+        self.patience.wait(|| self.progress.is_settled(lsn));
         self.progress.wait(lsn, group).map_err(|_| self.indeterminate())
     }
 
@@ -175,6 +163,23 @@ impl Engine {
         // Wakers run foreign code: never under the commit lock.
         drop(committer);
         drop(due);
+        Ok(())
+    }
+
+    /// Makes everything up to `lsn` durable, for one who holds locks. Who comes for those in a waker has the committer
+    /// thread stand still until they are given back: so this waits for no other thread, and wakes no task.
+    pub fn commit_behind_locks(&self, lsn: Lsn) -> Result<()> {
+        let mut committer = self.committer.lock();
+        while self.progress.durable() < lsn {
+            self.commit_quietly(&mut committer)?;
+        }
+        Ok(())
+    }
+
+    /// One commit; the tasks that are due are left to the committer thread.
+    pub fn commit_quietly(&self, committer: &mut Committer) -> Result<()> {
+        let due = self.commit(committer).map_err(|_| self.indeterminate())?;
+        self.wake_later(due);
         Ok(())
     }
 
@@ -266,9 +271,7 @@ impl Engine {
             (tail.last(), short)
         };
         let segment = short.map_or(committer.before.segment, |(segment, _)| segment);
-        let due = self.commit(&mut committer).map_err(|_| self.indeterminate())?;
-        drop(committer);
-        drop(due);
+        self.commit_quietly(&mut committer)?;
         Ok((lsn, segment, short.map(|(_, bytes)| bytes)))
     }
 

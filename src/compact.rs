@@ -360,12 +360,12 @@ impl Engine {
     /// newest group would hold what is proven by nothing and is nowhere else; and what holds the newest lsn and
     /// the counter is never retired.
     fn sync_behind(&self) -> Result<Lsn> {
-        self.commit_now()?;
-        let (lsn, group) = self.with_room(room(frame_bytes(0, 0), 0), Need::Compaction, |tail| {
+        self.commit_quietly(&mut self.committer.lock())?;
+        let lsn = self.with_room(room(frame_bytes(0, 0), 0), Need::Compaction, |tail| {
             self.append_idle(tail, true);
-            (tail.last(), tail.group_of(tail.last()))
+            tail.last()
         })?;
-        self.sleep_until_durable(lsn, group)?;
+        self.commit_behind_locks(lsn)?;
         Ok(lsn)
     }
 
@@ -442,7 +442,7 @@ impl Engine {
     /// Seals the active segment, so that it can be compacted or linked as well.
     pub fn seal_active(&self) -> Result<()> {
         self.retire_active(&mut self.tail.lock());
-        self.commit_now()
+        self.commit_quietly(&mut self.committer.lock())
     }
 
     /// For a write that found no spare: gives space back where the store takes too much, else makes one.

@@ -227,11 +227,12 @@ impl Db {
             links: Links::default(),
         };
         let room = room(frame_bytes(1, name.len() + value.len()), 1);
-        let answer = engine.with_room(room, Need::Privileged, |tail| {
+        let lsn = engine.with_room(room, Need::Privileged, |tail| {
             let (lsn, ..) = engine.append_op(tail, &op);
-            engine.answer(tail, Ok(lsn))
+            lsn
         })?;
-        engine.settle(answer)?;
+        // `creating` is held.
+        engine.commit_behind_locks(lsn)?;
         let state = Arc::new(KeyspaceState::new(id, name.to_owned(), options, needs_floor));
         engine.keyspaces.write().push(state.clone());
         events::keyspace_created(&engine.dir, name);
@@ -459,6 +460,7 @@ pub(crate) fn assemble(
         lease_patience: Patience::new(options.yield_for),
         keyspaces: RwLock::new(replay.keyspaces),
         progress: Progress::new(durable),
+        overdue: Mutex::new(Vec::new()),
         tail: Mutex::new(Tail {
             slots: replay.writer,
             usage: replay.usage,
@@ -578,16 +580,18 @@ impl Shared {
         if engine.closed.swap(true, Ordering::AcqRel) {
             return Err(Error::Closed);
         }
-        // Compaction waits for commits, so it ends before the thread that makes them.
         engine.compact_bell.ring();
-        join(self.compactor.lock().take());
+        let compactor = self.compactor.lock().take();
+        join(compactor);
         self.stop.store(true, Ordering::Release);
         engine.doorbell.ring();
         engine.pool_bell.ring();
         engine.index_bell.ring();
         engine.publish_bell.ring();
         engine.bell.nudge();
-        join(std::mem::take(&mut *self.threads.lock()));
+        // Not joined with the lock held: a waker may ask for the first lease.
+        let threads = std::mem::take(&mut *self.threads.lock());
+        join(threads);
         engine.end_waiting();
         // The next process may grant anew what is held here.
         for keyspace in engine.keyspaces.read().iter() {
@@ -599,11 +603,13 @@ impl Shared {
         if sealed.is_ok() {
             engine.refresh_index_if_due(true);
         }
-        // Whoever still waits learns that nothing more will come.
-        drop(engine.progress.poison());
+        // Whoever still waits learns that nothing more will come. Who makes a commit behind locks has made it.
+        drop(engine.committer.lock());
+        engine.fail_waiting();
         engine.pool.close();
         *self.lock.lock() = None;
         events::closed(&engine.dir);
+        engine.wake_overdue();
         sealed
     }
 }
@@ -663,6 +669,7 @@ impl Engine {
 
 /// The committer: one group after the other while there is work, an idle frame when there is none.
 fn run_committer(engine: &Engine, stop: &AtomicBool) {
+    let _wakes = WakesOverdue(engine);
     let _guard = PoisonOnPanic::new(engine);
     let mut expected = 0;
     while !stop.load(Ordering::Acquire) {
@@ -686,6 +693,16 @@ fn run_committer(engine: &Engine, stop: &AtomicBool) {
         expected = if committer.company <= FEW_WRITERS { committer.company } else { last_group };
         drop(committer);
         drop::<Result<Due, _>>(due);
+        engine.wake_overdue();
+    }
+}
+
+/// However the thread ends that wakes the tasks, those that it knows of are woken.
+struct WakesOverdue<'e>(&'e Engine);
+
+impl Drop for WakesOverdue<'_> {
+    fn drop(&mut self) {
+        self.0.wake_overdue();
     }
 }
 

@@ -12,7 +12,7 @@ use crate::error::{Cause, Error, Result};
 use crate::events;
 use crate::fence::{FenceState, Floor};
 use crate::format::header::{End, Listed};
-use crate::group_commit::{Doorbell, Progress};
+use crate::group_commit::{Doorbell, Due, Progress};
 use crate::index::{Slots, SlotsWriter};
 use crate::lease::{Bell, FenceId};
 use crate::lease_table::LeaseTable;
@@ -181,6 +181,9 @@ pub(crate) struct Engine {
     pub lease_patience: Patience,
     pub keyspaces: RwLock<Vec<Arc<KeyspaceState>>>,
     pub progress: Progress,
+    /// Tasks that are due, and became so behind a lock: for the committer thread to wake. A leaf, but for the wakers of
+    /// commits.
+    pub overdue: Mutex<Vec<Due>>,
     pub tail: Mutex<Tail>,
     pub committer: Mutex<Committer>,
     pub pool: Pool,
@@ -284,8 +287,31 @@ impl Engine {
             events::poisoned(&self.dir, &cause);
             Cause::from(cause)
         });
-        drop(self.progress.poison());
+        self.fail_waiting();
         self.bell.nudge();
+    }
+
+    /// Nobody who waits for a commit waits any longer; the tasks among them are overdue.
+    pub fn fail_waiting(&self) {
+        // With the lock held: who has come second and locks it behind this finds what the first has found.
+        let mut overdue = self.overdue.lock();
+        overdue.extend(Some(self.progress.poison()).filter(|due| !due.is_empty()));
+        drop(overdue);
+        self.doorbell.ring();
+    }
+
+    /// Has these tasks woken by the committer thread: wakers are foreign code, and the caller holds a lock.
+    pub fn wake_later(&self, due: Due) {
+        if !due.is_empty() {
+            self.overdue.lock().push(due);
+            self.doorbell.ring();
+        }
+    }
+
+    /// Wakes those. By whoever holds no lock.
+    pub fn wake_overdue(&self) {
+        let due = std::mem::take(&mut *self.overdue.lock());
+        drop(due);
     }
 
     pub fn keyspace_by_id(&self, id: KeyspaceId) -> Option<Arc<KeyspaceState>> {

@@ -51,15 +51,15 @@ impl Engine {
         }
         for (keyspace, token) in floors.into_values() {
             let floor = Floor::folded(token);
-            let (lsn, group) = self.with_room(room(frame_bytes(1, 1), 1), Need::Compaction, |tail| {
+            let lsn = self.with_room(room(frame_bytes(1, 1), 1), Need::Compaction, |tail| {
                 if keyspace.floor_appended().folded >= token {
-                    return (keyspace.floor_lsn(), tail.group_of(keyspace.floor_lsn()));
+                    return keyspace.floor_lsn();
                 }
                 self.counters.folds.fetch_add(1, Ordering::Relaxed);
                 // Every lease below it is over: counting them has ended those that ran out.
-                (self.append_floor(tail, &keyspace, floor), tail.group)
+                self.append_floor(tail, &keyspace, floor)
             })?;
-            self.sleep_until_durable(lsn, group)?;
+            self.commit_behind_locks(lsn)?;
         }
         Ok(())
     }

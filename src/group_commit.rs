@@ -14,6 +14,7 @@
 //! Read next: `commit.rs`, which calls this; the interleavings are tried by `tests/loom.rs`.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -74,12 +75,21 @@ pub(crate) struct WakerSlot(u64);
 #[must_use = "dropping it wakes the tasks: do so after releasing the commit lock"]
 pub(crate) struct Due(Vec<Waker>);
 
+impl Due {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 impl Drop for Due {
     fn drop(&mut self) {
-        for waker in self.0.drain(..) {
-            waker.wake();
-        }
+        self.0.drain(..).for_each(wake);
     }
+}
+
+/// Wakes a task. A panic there is its own affair: others are still to be woken, and nothing here is half done.
+pub(crate) fn wake(waker: Waker) {
+    let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
 }
 
 impl Progress {

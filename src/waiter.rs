@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::group_commit::{Progress, Sleeper, WakerSlot};
+use crate::group_commit::{Progress, Sleeper, WakerSlot, wake};
 use crate::lease::{FenceId, Grant, Terms};
 use crate::slots::slot_of;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, MutexGuard};
@@ -136,7 +136,7 @@ impl Asleep {
     pub(crate) fn wake(self) {
         match self {
             Asleep::Nobody => {}
-            Asleep::Task(waker) => waker.wake(),
+            Asleep::Task(waker) => wake(waker),
             Asleep::Thread(waiter) => waiter.sleeper.wake(),
         }
     }
@@ -148,7 +148,7 @@ impl Asleep {
             Asleep::Task(waker) => {
                 let mut cx = Context::from_waker(&waker);
                 if progress.poll(lsn, &mut WakerSlot::default(), &mut cx).is_ready() {
-                    waker.wake();
+                    wake(waker);
                 }
             }
             Asleep::Thread(waiter) => progress.take_over(&waiter.sleeper, lsn, group),

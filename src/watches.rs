@@ -11,6 +11,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::task::Waker;
 
+use crate::group_commit::wake;
 use crate::lease::Grant;
 use crate::sync::{Arc, Mutex};
 use crate::types::Token;
@@ -35,9 +36,7 @@ pub(crate) struct Watch {
 impl Watch {
     /// Wakes those who wait for the end of the grant; after all locks are given back.
     pub(crate) fn wake(&mut self) {
-        for (_, waker) in self.wakers.drain(..) {
-            waker.wake();
-        }
+        self.wakers.drain(..).for_each(|(_, waker)| wake(waker));
     }
 
     fn is_idle(&self) -> bool {
