@@ -448,6 +448,28 @@ fn a_dump_that_moves_house_becomes_a_store_with_the_same_dump() {
     assert!(part.contains("never written") && !part.contains("jobs"), "{part}");
 }
 
+/// It fits a batch of its own, and none with anything beside it.
+#[test]
+fn the_largest_value_there_can_be_moves_house() {
+    let at = Place::new();
+    let db = open(Options::new(), &at.dir);
+    let rows = db.keyspace("rows", KeyspaceOptions::new().tokens(Tokens::External)).unwrap();
+    let mut value = vec![b'v'; MAX_BATCH_BYTES];
+    let Err(Error::TooLarge { size, limit, .. }) = rows.put(Token::new(7).unwrap(), b"key", &value) else {
+        panic!("it is too large")
+    };
+    value.truncate(MAX_BATCH_BYTES - (size - limit));
+    rows.put(Token::new(7).unwrap(), b"key", &value).unwrap();
+    drop(rows);
+    db.close().unwrap();
+    let dump = at.run("dump", []).ok();
+    let copy = at.beside("copy");
+    run("load", &copy, &["--move"], dump.as_bytes()).ok();
+    let rows = open(Options::new(), &copy).open_keyspace("rows").unwrap().unwrap();
+    assert!(rows.get(b"key").unwrap().unwrap().bytes() == value);
+    assert_eq!(rows.mark(b"key").unwrap().unwrap().get(), 7);
+}
+
 /// The original goes on after its dump: nothing that it grants is granted again or admitted by what is loaded.
 #[test]
 fn what_the_original_grants_after_its_dump_is_fenced_where_it_is_loaded() {

@@ -214,7 +214,12 @@ impl Loading<'_> {
             self.step_up(&space, &key, token)?;
             let mut batch = self.db.batch();
             batch.raise(&space, token, &key)?;
-            batch.put(&space, token, &key, &value)?;
+            if let Err(tidewall::Error::TooLarge { .. }) = batch.put(&space, token, &key, &value) {
+                // It fitted a batch of its own; nobody sees what is between the two.
+                self.submitted(batch.submit()?, name, token)?;
+                batch = self.db.batch();
+                batch.put(&space, token, &key, &value)?;
+            }
             self.submitted(batch.submit()?, name, token)?;
         } else if let Some(fence) = bytes::get_json(line, "fence")? {
             let token = Token::new(number(line, "mark")?)?;
