@@ -761,6 +761,9 @@ fn run_leases(engine: &Engine, stop: &AtomicBool) {
 /// [without threads](Options::without_threads)). Commits become durable in the order they were submitted.
 /// Dropping one is harmless: the write goes on. Its lsn is not to be had before it is durable, for after a
 /// crash it would name something else.
+///
+/// Its waker is called by the thread that made the commit, behind all locks. It may call the store, or drop the last
+/// handle; but a call that waits for another commit there may wait for itself.
 #[must_use = "a submitted write is durable only once its commit says so"]
 pub struct Commit {
     engine: Arc<Engine>,
