@@ -27,7 +27,7 @@ use crate::refresh::run_indexer;
 use crate::snapshot::Snapshots;
 use crate::space::{Compactor, Indexed};
 use crate::stats::{Counters, Health, Stats};
-use crate::storage::{Access, Disk, Storage};
+use crate::storage::{Access, Disk, Storage, is_full};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
 use crate::types::{KeyspaceId, Lsn, MAX_KEYSPACES, Token};
@@ -430,9 +430,9 @@ fn create(storage: &Arc<dyn Storage>, options: &Options) -> Result<List> {
         segments: Vec::new(),
         index: Lsn::ZERO,
     };
-    List::create(storage.clone(), block).map_err(|e| match e.kind() {
-        io::ErrorKind::StorageFull => Error::NoSpace { dir, bytes: 0 },
-        _ => Error::io(format!("creating the store in {dir}"), e),
+    List::create(storage.clone(), block).map_err(|e| match is_full(&e) {
+        true => Error::NoSpace { dir, bytes: 0 },
+        false => Error::io(format!("creating the store in {dir}"), e),
     })
 }
 

@@ -886,3 +886,23 @@ fn nobody_waits_for_a_lease_of_a_store_that_is_only_read() {
     let answer = answer.recv_timeout(Duration::from_secs(10)).expect("it answers");
     assert!(matches!(answer, Err(Error::ReadOnly)), "{answer:?}");
 }
+
+/// Only some places knew that a quota can be used up as a disk can: a list that was to move to a larger file poisoned the
+/// store, and a store that could not be begun was told an error of another kind.
+#[test]
+fn a_quota_that_is_used_up_is_a_full_disk() {
+    for kind in [ErrorKind::StorageFull, ErrorKind::QuotaExceeded] {
+        let disk = SimDisk::new();
+        let full = || Fault::new(CallKind::WriteAt, kind).on("STORE.new");
+        disk.fail(full());
+        let refused = open(&disk, &ManualClock::new(), 3).err();
+        assert!(matches!(refused, Some(Error::NoSpace { .. })), "{refused:?}");
+        drop(start(&disk, 3));
+        let db = start(&disk, 7);
+        disk.fail(full());
+        let put = |n: u64| external(&db).put(token(n), b"key", &[n as u8; 12_000]);
+        let (n, refused) = (1..2000).find_map(|n| put(n).err().map(|refused| (n, refused))).unwrap();
+        assert!(matches!(refused, Error::NoSpace { .. }), "{refused:?}");
+        put(n + 1).unwrap();
+    }
+}

@@ -17,7 +17,7 @@ use crate::log::pool::Need;
 use crate::op::{KeyspaceValue, Kind, Links, Op};
 use crate::options::{Options, Progress, Tokens};
 use crate::recover::Recovered;
-use crate::storage::{Access, Disk, File, Storage};
+use crate::storage::{Access, Disk, File, Storage, is_full};
 use crate::sync::{Arc, Mutex};
 use crate::types::{KeyspaceId, Lsn, Mark, Token};
 use std::io;
@@ -99,9 +99,9 @@ impl Output {
     /// What failed here, as an error.
     fn failed(&self, bytes: u64, e: io::Error) -> Error {
         let dir = self.storage.describe();
-        match e.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::NoSpace { dir, bytes },
-            _ => Error::io(format!("writing a copy into {dir}"), e),
+        match is_full(&e) {
+            true => Error::NoSpace { dir, bytes },
+            false => Error::io(format!("writing a copy into {dir}"), e),
         }
     }
 

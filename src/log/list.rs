@@ -8,7 +8,7 @@
 use crate::error::{Error, Result};
 use crate::format::header::{LISTED_BYTES, STORE_COPY_BYTES, StoreBlock};
 use crate::format::name;
-use crate::storage::{Access, File, Storage};
+use crate::storage::{Access, File, Storage, is_full};
 use crate::sync::Arc;
 use std::io;
 
@@ -213,11 +213,6 @@ fn give_name(storage: &dyn Storage, name: &str) -> std::result::Result<(), (io::
     })?;
     // The file of before has no name any more, or has it again after a power cut: whatever the error is.
     storage.sync_dir().map_err(|e| (e, false))
-}
-
-/// Whether an error says that there is no room.
-pub(crate) fn is_full(e: &io::Error) -> bool {
-    matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// The second copy lies at the capacity, a power of two, of the first; found without believing the

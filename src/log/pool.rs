@@ -6,7 +6,7 @@
 //!
 //! Read next: `engine.rs`, which takes spares under the tail lock.
 
-use super::list::{List, is_full};
+use super::list::List;
 use super::segment::Segments;
 use crate::entropy::Entropy;
 use crate::error::{Error, Result};
@@ -15,7 +15,7 @@ use crate::format::header::{Listed, SpareBlock, StoreBlock};
 use crate::format::{HEADER_BYTES, name};
 use crate::index::SEGMENT_BITS;
 use crate::options::{MAX_SEGMENT_BYTES, Options};
-use crate::storage::{Access, File, Storage};
+use crate::storage::{Access, File, Storage, is_full};
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering};
 use crate::types::{Lsn, SegmentId};
 use std::io;

@@ -40,6 +40,11 @@ pub(crate) use futex::requeue;
 #[cfg(any(test, feature = "testkit", fuzzing))]
 pub use sim::{CallKind, Crash, Fault, SimDisk, SyncFailure};
 
+/// Whether there is no room: on the disk, or for who asks.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 /// How a file is to be opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
