@@ -60,8 +60,8 @@ schedules() {
 schedules --test shuttle
 schedules --lib -- --nocapture durably_linearizable readers_beside
 
-step "a million power cuts, every error of every storage call, every short sequence"
-TIDEWALL_CAMPAIGN=1000000 TIDEWALL_CAMPAIGN_ERRORS=2 TIDEWALL_CAMPAIGN_STEPS=3 \
+step "a million power cuts, every error of every storage call, every short sequence, stores that compact all the time"
+TIDEWALL_CAMPAIGN=1000000 TIDEWALL_CAMPAIGN_ERRORS=2 TIDEWALL_CAMPAIGN_STEPS=3 TIDEWALL_CAMPAIGN_BUSY=200 \
     cargo test --locked --release --features testkit --test campaign -- --nocapture --test-threads 1
 
 step "the protocol searched exhaustively, and the engine beside its model"

@@ -6,7 +6,8 @@
 //!
 //! Whoever runs all tests gets a small part of it. `TIDEWALL_CAMPAIGN=1000000` asks for so many distinct
 //! images; then the run fails unless every line of the engine that calls the disk was the last one, and
-//! failed, at least once. `TIDEWALL_CAMPAIGN_SEED=n` begins at another seed.
+//! failed, at least once. `TIDEWALL_CAMPAIGN_SEED=n` begins at another seed. `TIDEWALL_CAMPAIGN_BUSY=n` asks for so many
+//! stores that compact all the time, each with twelve lives.
 
 #[path = "../support/mod.rs"]
 mod support;
