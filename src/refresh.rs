@@ -188,7 +188,7 @@ impl Engine {
             loaded.push(Loaded { segment, table, end, counter: found.header.counter.max(counter) });
         }
         loaded.iter().try_for_each(|loaded| replay.keyspaces(loaded))?;
-        replay.know(&self.keyspaces.read());
+        replay.known.clone_from(&self.keyspaces.read());
         read_ahead(&loaded, replay.seed, background, |batch| {
             let segment = &loaded[batch.segment];
             if batch.begins {

@@ -33,6 +33,9 @@ pub(crate) struct Replay {
     pub writer: SlotsWriter,
     pub segments: Segments,
     pub keyspaces: Vec<Arc<KeyspaceState>>,
+    /// Others that there are, where only a part of the log is replayed: the op that creates one of them may have been
+    /// carried behind that part.
+    pub known: Vec<Arc<KeyspaceState>>,
     /// Segments that follow a lower lsn than this are in the index file that this began with.
     pub covers: Lsn,
     /// Leases that nobody has released, as far as the log goes.
@@ -53,6 +56,7 @@ impl Replay {
             writer,
             segments: Segments::new(),
             keyspaces: Vec::new(),
+            known: Vec::new(),
             covers: Lsn::ZERO,
             recorded: Recorded::new(block.incarnation),
             usage: Usage::default(),
@@ -180,16 +184,6 @@ impl Replay {
         Ok(())
     }
 
-    /// Knows these too, of which the op that creates them may have been carried behind what is replayed.
-    pub fn know(&mut self, keyspaces: &[Arc<KeyspaceState>]) {
-        for KeyspaceState { id, name, options, .. } in keyspaces.iter().map(Arc::as_ref) {
-            if let Err(at) = self.keyspaces.binary_search_by_key(id, |keyspace| keyspace.id) {
-                let state = KeyspaceState::new(*id, name.clone(), *options, false);
-                self.keyspaces.insert(at, Arc::new(state));
-            }
-        }
-    }
-
     /// A segment whose ops come next.
     pub fn begin(&mut self, loaded: &Loaded) {
         self.counter = self.counter.max(loaded.counter);
@@ -233,11 +227,9 @@ impl Replay {
             self.counter = self.counter.max(op.head.token);
             return Ok(());
         }
-        let at = self
-            .keyspaces
-            .binary_search_by_key(&op.head.keyspace, |keyspace| keyspace.id)
-            .map_err(|_| Wrong::What("an op of a keyspace that was never created"))?;
-        let keyspace = self.keyspaces[at].clone();
+        let keyspace = self
+            .keyspace_of(op.head.keyspace)
+            .ok_or(Wrong::What("an op of a keyspace that was never created"))?;
         let value = op.value();
         if op.head.is_numbered() {
             keyspace.note_numbered();
@@ -267,6 +259,16 @@ impl Replay {
             Kind::Keyspace | Kind::Counter => {}
         }
         Ok(())
+    }
+
+    fn keyspace_of(&mut self, id: KeyspaceId) -> Option<Arc<KeyspaceState>> {
+        let at = self.keyspaces.binary_search_by_key(&id, |keyspace| keyspace.id).or_else(|at| {
+            let known = self.known.iter().find(|keyspace| keyspace.id == id).ok_or(())?;
+            let state = KeyspaceState::new(id, known.name.clone(), known.options, false);
+            self.keyspaces.insert(at, Arc::new(state));
+            Ok::<_, ()>(at)
+        });
+        Some(self.keyspaces[at.ok()?].clone())
     }
 
     fn keyspace(&mut self, op: &OpRef<'_>) -> Result<(), Wrong> {
