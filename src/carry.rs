@@ -257,7 +257,7 @@ impl Engine {
             return Ok(());
         }
         let room = chunk_room(ops.len(), bytes);
-        let lsn = self.with_room(room, Need::Compaction, |tail| -> Result<_> {
+        let (lsn, group) = self.with_room(room, Need::Compaction, |tail| -> Result<_> {
             let guard = crossbeam_epoch::pin();
             // Nobody will look further back than this any more.
             let seen_by_all = self.snapshots.oldest(self.progress.durable());
@@ -266,10 +266,10 @@ impl Engine {
                 .map(|(victim, op)| self.fate(tail, op, victim.is_oldest, needed, seen_by_all, &guard))
                 .collect();
             self.settle_fates(tail, fates?, deletes);
-            Ok(tail.last())
+            Ok((tail.last(), tail.group_of(tail.last())))
         })??;
         // One chunk after the other, so that what is carried never crowds out what is written.
-        self.commit_behind_locks(lsn)
+        self.wait_behind_locks(lsn, group)
     }
 
     fn fate<'a>(

@@ -176,6 +176,20 @@ impl Engine {
         Ok(())
     }
 
+    /// The same, and while only threads wait for commits it is left to the committer thread: then it rides with theirs.
+    pub fn wait_behind_locks(&self, lsn: Lsn, group: u32) -> Result<()> {
+        if self.options.background && self.progress.durable() < lsn {
+            self.waiting.fetch_add(1, Ordering::AcqRel);
+            self.doorbell.ring();
+            let settled = self.progress.wait_beside_no_task(lsn, group);
+            self.waiting.fetch_sub(1, Ordering::AcqRel);
+            if let Some(settled) = settled {
+                return settled.map_err(|_| self.indeterminate());
+            }
+        }
+        self.commit_behind_locks(lsn)
+    }
+
     /// One commit; the tasks that are due are left to the committer thread.
     pub fn commit_quietly(&self, committer: &mut Committer) -> Result<()> {
         let due = self.commit(committer).map_err(|_| self.indeterminate())?;

@@ -361,11 +361,11 @@ impl Engine {
     /// the counter is never retired.
     fn sync_behind(&self) -> Result<Lsn> {
         self.commit_quietly(&mut self.committer.lock())?;
-        let lsn = self.with_room(room(frame_bytes(0, 0), 0), Need::Compaction, |tail| {
+        let (lsn, group) = self.with_room(room(frame_bytes(0, 0), 0), Need::Compaction, |tail| {
             self.append_idle(tail, true);
-            tail.last()
+            (tail.last(), tail.group_of(tail.last()))
         })?;
-        self.commit_behind_locks(lsn)?;
+        self.wait_behind_locks(lsn, group)?;
         Ok(lsn)
     }
 

@@ -44,6 +44,9 @@ pub(crate) struct Progress {
     /// Set (Release) once by `poison`, never cleared. `outcome` loads it (Acquire) *before* `durable`,
     /// so a publish that came before the poisoning is never mistaken for a loss.
     poisoned: AtomicBool,
+    /// Some task has waited, so whoever makes a commit may run wakers. Set (Release) before the first one can be due, never
+    /// cleared.
+    has_tasks: AtomicBool,
     /// Where the threads of group `g` sleep: word `g % WORDS`.
     words: [CachePadded<WaitWord>; WORDS],
     /// Where threads sleep for room in the budget of bytes in flight.
@@ -99,6 +102,7 @@ impl Progress {
             durable: CachePadded::new(AtomicU64::new(durable.get())),
             bytes_durable: AtomicU64::new(0),
             poisoned: AtomicBool::new(false),
+            has_tasks: AtomicBool::new(false),
             words: std::array::from_fn(|_| CachePadded::new(WaitWord::new())),
             room: CachePadded::new(WaitWord::new()),
             parked: Mutex::new(Parked::default()),
@@ -120,6 +124,15 @@ impl Progress {
     /// `group` must be the group `lsn` was appended in: the wake-up of a later group may never come.
     pub(crate) fn wait(&self, lsn: Lsn, group: u32) -> Result<(), NotDurable> {
         self.word(group).sleep_until(|| self.outcome(lsn))
+    }
+
+    /// The same for one who holds locks that a waker may want. `None`: tasks wait too, and whoever commits may be about
+    /// to stand still in one of their wakers.
+    pub(crate) fn wait_beside_no_task(&self, lsn: Lsn, group: u32) -> Option<Result<(), NotDurable>> {
+        self.word(group).sleep_until(|| {
+            let has_tasks = self.has_tasks.load(Ordering::Acquire);
+            self.outcome(lsn).map(Some).or(has_tasks.then_some(None))
+        })
     }
 
     /// Whether that wait would be over at once.
@@ -145,6 +158,10 @@ impl Progress {
     ) -> Poll<Result<(), NotDurable>> {
         if let Some(outcome) = self.outcome(lsn) {
             return Poll::Ready(outcome);
+        }
+        if !self.has_tasks.load(Ordering::Acquire) {
+            self.has_tasks.store(true, Ordering::Release);
+            self.words.iter().for_each(|word| word.wake());
         }
         // Cloning and dropping a waker are foreign code too: both happen outside of the lock.
         let waker = cx.waker().clone();
